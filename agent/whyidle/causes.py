@@ -1,0 +1,171 @@
+"""Every cause and subcause that an idle GPU-second can be charged to: the only list of them.
+
+The agent pre-creates its Prometheus series from it, rules are checked against it, the report takes
+its words and colours from it, and the documentation is generated from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A top-level cause.
+
+    `subcauses` maps each slug to one clause that completes "the GPU was idle because ...".
+    `root_only` causes explain why a rank was late; no idle second is ever charged to them directly.
+    """
+
+    slug: str
+    title: str
+    colour: str
+    subcauses: dict[str, str]
+    root_only: bool = False
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        slug="storage",
+        title="Storage",
+        colour="#c2410c",
+        subcauses={
+            "nvme_read": "data came slowly from a local NVMe device",
+            "nvmeof_read": "data came slowly from an NVMe-oF device",
+            "nfs_read": "data came slowly over NFS",
+            "parallel_fs_read": "data came slowly from a parallel file system",
+            "fuse_read": "data came slowly through a FUSE file system",
+            "object_read": "data came slowly from an object store",
+            "checkpoint_write": "the trainer was writing a checkpoint",
+            "checkpoint_load": "the trainer was loading a checkpoint",
+            "offload": "parameters or optimizer state were moved to or from storage",
+            "gds_fallback": "GPUDirect Storage fell back to copies through host memory",
+        },
+    ),
+    Cause(
+        slug="cpu_preprocessing",
+        title="CPU preprocessing",
+        colour="#b45309",
+        subcauses={
+            "worker_cpu": "the DataLoader workers were computing",
+            "few_workers": "too few DataLoader workers were started for the CPUs at hand",
+            "affinity": "the trainer and its workers were pinned to too few CPUs",
+            "cgroup_throttle": "the CPU quota of the cgroup was used up",
+            "oversubscription": "more threads wanted to run than there were CPUs",
+            "main_thread": "the trainer loaded its data itself, between its own steps",
+            "memory_pressure": "the host was short of memory and refetched or swapped pages",
+        },
+    ),
+    Cause(
+        slug="collective",
+        title="Collective",
+        colour="#1d4ed8",
+        subcauses={
+            "transfer": "data of a collective was moving, over a fabric that was not recorded",
+            "transfer_nvlink": "data of a collective was moving over NVLink",
+            "transfer_ib": "data of a collective was moving over InfiniBand",
+            "transfer_roce": "data of a collective was moving over RoCE",
+            "transfer_tcp": "data of a collective was moving over TCP",
+            "congestion": "the fabric was congested",
+            "link_degraded": "a link ran below its speed",
+            "wrong_transport": "a slower transport than the one at hand was used",
+            "late_rank": "a collective waited for a rank that came late",
+            "hang": "a collective waited for a rank that never came",
+            "exposed": "a collective ran with nothing beside it; other ranks were not recorded, "
+            "so waiting and transfer cannot be told apart",
+        },
+    ),
+    Cause(
+        slug="pipeline_bubble",
+        title="Pipeline bubble",
+        colour="#7c3aed",
+        subcauses={
+            "schedule": "the pipeline schedule left this stage without work",
+            "stage_imbalance": "another pipeline stage was slower",
+            "late_upstream": "the pipeline stage before this one came late",
+            "exposed": "a send or receive between stages ran with nothing beside it",
+        },
+    ),
+    Cause(
+        slug="host_transfer",
+        title="Host transfer",
+        colour="#0f766e",
+        subcauses={
+            "pcie_saturated": "copies between host and GPU filled the PCIe link",
+            "pcie_degraded": "the PCIe link ran below its width or speed",
+            "pageable_copy": "copies came from pageable host memory",
+            "exposed_copy": "copies between host and GPU ran with nothing beside them",
+        },
+    ),
+    Cause(
+        slug="host_pause",
+        title="Host pause",
+        colour="#be185d",
+        subcauses={
+            "gc": "Python collected garbage",
+            "launch_bound": "the host launched kernels more slowly than the GPU ran them",
+            "main_thread": "the launching thread did something that nothing recorded",
+            "synchronisation": "the host had waited for the GPU and only then went on launching",
+            "logging": "the trainer was logging",
+            "compile": "the host was compiling or loading kernels",
+            "allocator": "the host was allocating or freeing device memory",
+            "profiler": "the profiler itself held up the host",
+        },
+    ),
+    Cause(
+        slug="lifecycle",
+        title="Lifecycle",
+        colour="#4d7c0f",
+        subcauses={
+            "startup": "the job was starting",
+            "evaluation": "the job was evaluating",
+            "restart": "the job was restarting",
+            "no_job": "no job had the GPU",
+            "no_demand": "a server had no requests",
+        },
+    ),
+    Cause(
+        slug="hardware",
+        title="Hardware",
+        colour="#b91c1c",
+        subcauses={
+            "gpu_lost": "the GPU was lost",
+            "xid": "the driver reported an Xid error",
+            "reset": "the GPU was being reset",
+        },
+    ),
+    Cause(
+        slug="slow_compute",
+        title="Slow compute",
+        colour="#a16207",
+        subcauses={
+            "more_work": "a rank computed longer than its peers: a bigger batch, longer sequences "
+            "or lower clocks",
+        },
+        root_only=True,
+    ),
+    Cause(
+        slug="unattributed",
+        title="Unattributed",
+        colour="#6b7280",
+        subcauses={
+            "no_evidence": "what would tell the cause was not recorded",
+            "unexplained": "nothing that was recorded explains it",
+            "data_wait": "the trainer waited for its DataLoader; whether that read or computed was "
+            "not recorded",
+            "kernel_gap": "the next kernel was already queued: the GPU's own gap between kernels",
+        },
+    ),
+)
+
+BY_SLUG: dict[str, Cause] = {cause.slug: cause for cause in CAUSES}
+
+
+def is_known(cause: str, subcause: str) -> bool:
+    """Say whether the pair is in the list."""
+    return cause in BY_SLUG and subcause in BY_SLUG[cause].subcauses
+
+
+def clause(cause: str, subcause: str) -> str:
+    """Return the clause of a pair; raises KeyError if it is not in the list."""
+    return BY_SLUG[cause].subcauses[subcause]

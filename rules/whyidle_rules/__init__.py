@@ -1,0 +1,1 @@
+"""What decides: evidence, rules, ledger, root causes, traces, report."""

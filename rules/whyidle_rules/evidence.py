@@ -1,0 +1,96 @@
+"""The evidence view: what rules read. One row per GPU window, one declared list of columns.
+
+A window is a stretch [t0, t1) of one GPU's time. On recordings it is the GPU's own sampling window,
+and `working`, `empty` and `spinning` share it; on traces it is an exact piece of the timeline, and
+just one of them fills it. Columns in seconds say how much of the window a thing lasted, so that a
+claim can never exceed what it cites. NULL means that nothing recorded the thing; it is never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SqlType = Literal["BIGINT", "INTEGER", "DOUBLE", "VARCHAR", "BOOLEAN"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of the evidence view: name, SQL type, unit ('' where it has none), meaning."""
+
+    name: str
+    type: SqlType
+    unit: str
+    meaning: str
+
+
+def _seconds(name: str, meaning: str) -> Column:
+    return Column(name=name, type="DOUBLE", unit="s", meaning=meaning)
+
+
+KEYS: tuple[Column, ...] = (
+    Column(name="window_id", type="BIGINT", unit="", meaning="Number of the window in this run."),
+    Column(name="node", type="VARCHAR", unit="", meaning="Node that holds the GPU."),
+    Column(name="gpu", type="INTEGER", unit="", meaning="Index of the GPU on its node."),
+    Column(name="uuid", type="VARCHAR", unit="", meaning="Identity of the GPU."),
+    Column(name="rank", type="INTEGER", unit="", meaning="Global rank of the process that used it."),
+    Column(name="t0_ns", type="BIGINT", unit="ns", meaning="Start of the window."),
+    Column(name="t1_ns", type="BIGINT", unit="ns", meaning="End of the window."),
+)
+
+OBSERVED: tuple[Column, ...] = (
+    _seconds("d_s", "Length of the window."),
+    _seconds("working_s", "Kernels computed."),
+    _seconds("empty_s", "No kernel was resident; copies alone are not work."),
+    _seconds("spinning_s", "Kernels were resident and none computed."),
+    _seconds("gap_s", "Whole empty stretch that the window is a piece of, its copies not counted."),
+    _seconds("data_wait_s", "The launching thread waited in its DataLoader."),
+    Column(
+        name="data_workers",
+        type="INTEGER",
+        unit="",
+        meaning="Worker processes of that DataLoader; 0 when the trainer loads its data itself.",
+    ),
+    _seconds("checkpoint_save_s", "The launching thread was saving a checkpoint."),
+    _seconds("checkpoint_load_s", "The launching thread was loading a checkpoint."),
+    _seconds("evaluation_s", "The launching thread was inside an evaluation phase."),
+    _seconds("compile_s", "The launching thread was compiling or loading kernels."),
+    _seconds("gc_s", "Python was collecting garbage."),
+    _seconds("allocator_s", "The launching thread was allocating or freeing memory in the driver."),
+    _seconds("logging_s", "The launching thread was logging."),
+    _seconds("profiler_s", "The profiler held up the launching thread."),
+    _seconds(
+        "sync_s",
+        "The GPU ran dry while the host waited for it, and the host had not launched anew.",
+    ),
+    _seconds("launch_late_s", "The GPU was empty and the host had not begun its next launch call."),
+    _seconds("host_busy_s", "Part of launch_late_s in framework operators or driver calls."),
+    _seconds("host_silent_s", "Part of launch_late_s in which the launching thread left no record."),
+    _seconds("launch_latency_s", "The next launch call had begun late; its kernel had not."),
+    _seconds("queued_s", "The next kernel had been launched before the GPU ran empty."),
+    _seconds("copy_h2d_s", "Only copies from the host ran."),
+    _seconds("copy_h2d_pageable_s", "Part of copy_h2d_s out of pageable memory."),
+    _seconds("copy_d2h_s", "Only copies to the host ran, none from it."),
+    _seconds("copy_device_s", "Only copies or sets inside devices ran."),
+    _seconds("coll_s", "Only collectives ran."),
+    _seconds("coll_wait_s", "Part of coll_s spent waiting for the last rank to come."),
+    _seconds("coll_transfer_s", "Part of coll_s after the last rank had come."),
+    Column(
+        name="coll_transport",
+        type="VARCHAR",
+        unit="",
+        meaning="What carried the collective: nvlink, ib, roce or tcp.",
+    ),
+    Column(name="late_rank", type="INTEGER", unit="", meaning="Rank that coll_wait_s waited for."),
+    _seconds("p2p_s", "Only sends or receives between two ranks ran."),
+    Column(name="world_size", type="INTEGER", unit="", meaning="Ranks of the job."),
+)
+
+COLUMNS: tuple[Column, ...] = KEYS + OBSERVED
+BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
+
+
+def ddl(table: str) -> str:
+    """Return the CREATE TABLE statement of an evidence table called `table`."""
+    body = ", ".join(f'"{column.name}" {column.type}' for column in COLUMNS)
+    return f'CREATE TABLE "{table}" ({body})'

@@ -1,0 +1,1 @@
+"""Profiler traces of PyTorch (Kineto): read, partitioned exactly, turned into evidence."""
