@@ -4,6 +4,10 @@ A window is a stretch [t0, t1) of one GPU's time. On recordings it is the GPU's 
 and `working`, `empty` and `spinning` share it; on traces it is an exact piece of the timeline, and
 just one of them fills it. Columns in seconds say how much of the window a thing lasted, so that a
 claim can never exceed what it cites. NULL means that nothing recorded the thing; it is never 0.
+
+`exclusive` columns never share a second: what the launching thread did while the GPU was empty is
+given to the most specific of them when the view is filled. So a second whose column goes missing
+cannot turn up in another one, and a rule that abstains for it blocks no other rule.
 """
 
 from __future__ import annotations
@@ -22,10 +26,15 @@ class Column:
     type: SqlType
     unit: str
     meaning: str
+    exclusive: bool = False
 
 
 def _seconds(name: str, meaning: str) -> Column:
     return Column(name=name, type="DOUBLE", unit="s", meaning=meaning)
+
+
+def _share_of_empty(name: str, meaning: str) -> Column:
+    return Column(name=name, type="DOUBLE", unit="s", meaning=meaning, exclusive=True)
 
 
 KEYS: tuple[Column, ...] = (
@@ -33,7 +42,9 @@ KEYS: tuple[Column, ...] = (
     Column(name="node", type="VARCHAR", unit="", meaning="Node that holds the GPU."),
     Column(name="gpu", type="INTEGER", unit="", meaning="Index of the GPU on its node."),
     Column(name="uuid", type="VARCHAR", unit="", meaning="Identity of the GPU."),
-    Column(name="rank", type="INTEGER", unit="", meaning="Global rank of the process that used it."),
+    Column(
+        name="rank", type="INTEGER", unit="", meaning="Global rank of the process that used it."
+    ),
     Column(name="t0_ns", type="BIGINT", unit="ns", meaning="Start of the window."),
     Column(name="t1_ns", type="BIGINT", unit="ns", meaning="End of the window."),
 )
@@ -44,34 +55,38 @@ OBSERVED: tuple[Column, ...] = (
     _seconds("empty_s", "No kernel was resident; copies alone are not work."),
     _seconds("spinning_s", "Kernels were resident and none computed."),
     _seconds("gap_s", "Whole empty stretch that the window is a piece of, its copies not counted."),
-    _seconds("data_wait_s", "The launching thread waited in its DataLoader."),
+    _share_of_empty("data_wait_s", "The launching thread waited in its DataLoader."),
     Column(
         name="data_workers",
         type="INTEGER",
         unit="",
         meaning="Worker processes of that DataLoader; 0 when the trainer loads its data itself.",
     ),
-    _seconds("checkpoint_save_s", "The launching thread was saving a checkpoint."),
-    _seconds("checkpoint_load_s", "The launching thread was loading a checkpoint."),
-    _seconds("evaluation_s", "The launching thread was inside an evaluation phase."),
-    _seconds("compile_s", "The launching thread was compiling or loading kernels."),
-    _seconds("gc_s", "Python was collecting garbage."),
-    _seconds("allocator_s", "The launching thread was allocating or freeing memory in the driver."),
-    _seconds("logging_s", "The launching thread was logging."),
-    _seconds("profiler_s", "The profiler held up the launching thread."),
-    _seconds(
+    _share_of_empty("checkpoint_save_s", "The launching thread was saving a checkpoint."),
+    _share_of_empty("checkpoint_load_s", "The launching thread was loading a checkpoint."),
+    _share_of_empty("evaluation_s", "The launching thread was inside an evaluation phase."),
+    _share_of_empty("compile_s", "The launching thread was compiling or loading kernels."),
+    _share_of_empty("gc_s", "Python was collecting garbage."),
+    _share_of_empty(
+        "allocator_s", "The launching thread was allocating or freeing memory in the driver."
+    ),
+    _share_of_empty("logging_s", "The launching thread was logging."),
+    _share_of_empty("profiler_s", "The profiler held up the launching thread."),
+    _share_of_empty(
         "sync_s",
         "The GPU ran dry while the host waited for it, and the host had not launched anew.",
     ),
     _seconds("launch_late_s", "The GPU was empty and the host had not begun its next launch call."),
-    _seconds("host_busy_s", "Part of launch_late_s in framework operators or driver calls."),
-    _seconds("host_silent_s", "Part of launch_late_s in which the launching thread left no record."),
-    _seconds("launch_latency_s", "The next launch call had begun late; its kernel had not."),
-    _seconds("queued_s", "The next kernel had been launched before the GPU ran empty."),
-    _seconds("copy_h2d_s", "Only copies from the host ran."),
+    _share_of_empty("host_busy_s", "Part of launch_late_s in framework operators or driver calls."),
+    _share_of_empty(
+        "host_silent_s", "Part of launch_late_s in which the launching thread left no record."
+    ),
+    _share_of_empty("launch_latency_s", "The next launch call had begun late; its kernel had not."),
+    _share_of_empty("queued_s", "The next kernel had been launched before the GPU ran empty."),
+    _share_of_empty("copy_h2d_s", "Only copies from the host ran."),
     _seconds("copy_h2d_pageable_s", "Part of copy_h2d_s out of pageable memory."),
-    _seconds("copy_d2h_s", "Only copies to the host ran, none from it."),
-    _seconds("copy_device_s", "Only copies or sets inside devices ran."),
+    _share_of_empty("copy_d2h_s", "Only copies to the host ran, none from it."),
+    _share_of_empty("copy_device_s", "Only copies or sets inside devices ran."),
     _seconds("coll_s", "Only collectives ran."),
     _seconds("coll_wait_s", "Part of coll_s spent waiting for the last rank to come."),
     _seconds("coll_transfer_s", "Part of coll_s after the last rank had come."),

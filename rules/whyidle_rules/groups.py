@@ -41,6 +41,14 @@ GROUPS: tuple[Group, ...] = (
     Group(id="phase", pool="empty", meaning="The job was starting or evaluating."),
     Group(id="sync", pool="empty", meaning="The host had waited for the GPU."),
     Group(id="launch", pool="empty", meaning="The host launched late."),
+    # Nobody's fault and nobody's claim: a group without members says why the seconds stay over.
+    Group(
+        id="queue",
+        pool="empty",
+        meaning="The next kernel had long been launched.",
+        witness="queued_s",
+        leftover="kernel_gap",
+    ),
     Group(id="collective", pool="spinning", meaning="Only collectives ran."),
     Group(id="pipeline", pool="spinning", meaning="Only sends and receives between stages ran."),
 )
