@@ -1,0 +1,68 @@
+"""Every table of a recording, in one explicit tuple.
+
+Columns are added, never renamed or given another meaning; each addition raises VERSION. Older
+recordings read as NULL in the new columns, newer ones are refused in a sentence.
+"""
+
+from __future__ import annotations
+
+from whyidle.schema.agent import AgentSelf, ClockReading, CollectorError, Tick
+from whyidle.schema.gpu import GpuActivity, GpuInfo, GpuProcess, GpuState
+from whyidle.schema.machine import (
+    BlockDevice,
+    CgroupCpu,
+    Cpu,
+    NetLink,
+    Pressure,
+    Vmstat,
+)
+from whyidle.schema.process import Process, ProcessInfo
+from whyidle.schema.run import RunInfo, TraceStep
+from whyidle.table import Row
+
+VERSION = 1
+
+# Sorted by name, so that a forgotten or doubled table shows.
+TABLES: tuple[type[Row], ...] = (
+    AgentSelf,
+    BlockDevice,
+    CgroupCpu,
+    ClockReading,
+    CollectorError,
+    Cpu,
+    GpuActivity,
+    GpuInfo,
+    GpuProcess,
+    GpuState,
+    NetLink,
+    Pressure,
+    Process,
+    ProcessInfo,
+    RunInfo,
+    Tick,
+    TraceStep,
+    Vmstat,
+)
+
+__all__ = [
+    "TABLES",
+    "VERSION",
+    "AgentSelf",
+    "BlockDevice",
+    "CgroupCpu",
+    "ClockReading",
+    "CollectorError",
+    "Cpu",
+    "GpuActivity",
+    "GpuInfo",
+    "GpuProcess",
+    "GpuState",
+    "NetLink",
+    "Pressure",
+    "Process",
+    "ProcessInfo",
+    "RunInfo",
+    "Tick",
+    "TraceStep",
+    "Vmstat",
+]

@@ -1,0 +1,69 @@
+"""Tables of processes. Identity is (pid, start_ns): pids are used again."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from whyidle.table import counter, gauge, key, label, table
+
+
+@table
+class ProcessInfo:
+    """What a process is; written when it is first seen, when it changes, and once a minute."""
+
+    TABLE: ClassVar[str] = "process_info"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    pid: int = key("Process id in the namespace of the agent.")
+    start_ns: int = key("When it started, boot clock (/proc/PID/stat, starttime).", unit="ns")
+    parent_pid: int | None = label("Process id of its parent.")
+    kind: str | None = label(
+        "trainer, data_worker, helper or NULL; from GPU contexts, parentage and thread names."
+    )
+    comm: str | None = label("Name of its main thread.")
+    command: str | None = label("Command line, cut at 512 bytes.")
+    rank: int | None = label("Global rank (RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK ...).")
+    local_rank: int | None = label("Rank on its node.")
+    world_size: int | None = label("Ranks of the job.")
+    job: str | None = label("Job id of the scheduler or of torchrun.")
+    user_id: int | None = label("Effective user id.")
+    cgroup: str | None = label("Its cgroup, v2 path or that of the v1 cpu controller.")
+    cpus_allowed: str | None = label("CPUs that it may use, as a list such as 0-3,8.")
+    cpus_allowed_count: int | None = gauge("How many CPUs that are.")
+    numa_allowed: str | None = label("Memory nodes that it may use.")
+
+
+@table
+class Process:
+    """Counters of a watched process: of a GPU's processes and all that descend from them."""
+
+    TABLE: ClassVar[str] = "process"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    pid: int = key("Process id in the namespace of the agent.")
+    start_ns: int = key("When it started, boot clock (/proc/PID/stat, starttime).", unit="ns")
+    parent_pid: int | None = label("Process id of its parent.")
+    kind: str | None = label("As in process_info.")
+    state: str | None = label("R, S, D, T, Z ... of its main thread (/proc/PID/stat).")
+    wait_channel: str | None = label("Kernel function that its main thread sleeps in.")
+    user_ns: int | None = counter("CPU time in user mode, all threads (utime).", unit="ns")
+    system_ns: int | None = counter("CPU time in the kernel, all threads (stime).", unit="ns")
+    main_run_ns: int | None = counter("Main thread on a CPU (schedstat).", unit="ns")
+    main_run_delay_ns: int | None = counter("Main thread ready, without a CPU.", unit="ns")
+    blkio_delay_ns: int | None = counter(
+        "Waited for block I/O (stat field 42); 0 where delay accounting is off; over-counts.",
+        unit="ns",
+    )
+    minor_faults: int | None = counter("Page faults without I/O.")
+    major_faults: int | None = counter("Page faults with I/O.")
+    threads: int | None = gauge("Threads.")
+    last_cpu: int | None = gauge("CPU that the main thread ran on last.")
+    rss_bytes: int | None = gauge("Resident memory.", unit="bytes")
+    voluntary_switches: int | None = counter("Main thread gave the CPU up.")
+    involuntary_switches: int | None = counter("Main thread lost the CPU.")
+    read_bytes: int | None = counter(
+        "Read from storage (io); reaped children's are added.", unit="bytes"
+    )
+    write_bytes: int | None = counter("Written towards storage (io).", unit="bytes")
+    rchar_bytes: int | None = counter("Asked of read(), page cache and pipes too.", unit="bytes")
+    wchar_bytes: int | None = counter("Given to write(), pipes too.", unit="bytes")
