@@ -1,0 +1,220 @@
+"""The one sentence: what to fix first, whose it is, what it costs, what fixing it returns at most.
+
+It speaks of the biggest root cause, never of the biggest felt one, and claims no more than the
+grade of its evidence allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from whyidle_rules.diagnosis import Finding, GpuLedger, LedgerRow, RootCause, Run, Totals
+from whyidle_rules.report.places import place, waiting
+from whyidle_rules.report.roots import RootGroup, group_roots, is_sure
+from whyidle_rules.report.rounding import Figure, Figures, figures
+from whyidle_rules.report.words import as_number, clause, gpu_time, percent, title_inside
+
+# Under this share of idle time a job is healthy, and naming a cause would send people after noise.
+BUSY_RATIO = 0.02
+# From this share of the idle time on, the missing cause is the news.
+_MOSTLY_UNKNOWN_RATIO = 0.5
+# An unknown part of this share of the idle time belongs beside the biggest known cause.
+_MENTION_RATIO = 0.2
+# A known cause of this share of all GPU time belongs beside a mostly unknown rest.
+_MENTION_KNOWN_RATIO = 0.1
+# A cause is told as waiting for a rank once others spent this share of it waiting.
+_WAITED_RATIO = 0.3
+_MOST_RATIO = 0.5
+_ALMOST_ALL_RATIO = 0.95
+# A what-if this close to the cost itself is not a second number.
+_SAME_COST_RATIO = 0.99
+
+_UNATTRIBUTED = "unattributed"
+
+# Which recording would tell, by the kind that was diagnosed; None stands for any other subcause.
+_TELLS: dict[str, dict[str | None, str]] = {
+    "trace": {
+        None: "`whyidle record` on its nodes would show what the host did meanwhile",
+        "no_evidence": "traces of every rank with CPU activity on (ProfilerActivity.CPU) would "
+        "tell more",
+        "data_wait": "`whyidle record` on its nodes would tell",
+        "kernel_gap": "fewer and larger kernels, or CUDA graphs, would shrink it",
+    },
+    "recording": {
+        None: "a profiler trace of a few steps would tell more",
+        "no_evidence": "`whyidle record -- CMD`, which puts its probe into the trainer, would "
+        "tell more",
+        "data_wait": "a recording that may see the processes of the DataLoader workers would tell",
+        "kernel_gap": "fewer and larger kernels, or CUDA graphs, would shrink it",
+    },
+}
+
+
+def headline(
+    *,
+    totals: Totals,
+    root_causes: Sequence[RootCause],
+    ledger: Sequence[LedgerRow],
+    gpus: Sequence[GpuLedger],
+    run: Run,
+    findings: Sequence[Finding],
+) -> str:
+    """Return the sentence; it is plain text on one line, safe for any terminal.
+
+    Shares are of all GPU time (`totals.gpu_s`); GPU times are sums over all GPUs.
+    """
+    if not gpus or totals.gpu_s <= 0:
+        return _nothing(run)
+    digits = figures(totals)
+    if totals.idle_s < BUSY_RATIO * totals.gpu_s:
+        return _busy(totals, digits, len(gpus))
+    groups = group_roots(root_causes, ledger)
+    printed = digits.parts([group.idle_s for group in groups])
+    named = [
+        (group, figure)
+        for group, figure in zip(groups, printed, strict=True)
+        if group.cause != _UNATTRIBUTED
+    ]
+    unknown = [group for group in groups if group.cause == _UNATTRIBUTED]
+    unknown_s = math.fsum(group.idle_s for group in unknown)
+    start = f"{_subject(len(gpus))} idle {digits.idle().share} of the time"
+    if not named or unknown_s > _MOSTLY_UNKNOWN_RATIO * totals.idle_s:
+        return start + _unknown(unknown, totals, gpus, run) + _largest_known(named, totals) + "."
+    group, figure = named[0]
+    body = _cause(group, totals, gpus, findings) + _cost(group, figure, findings)
+    return start + body + _rest(unknown_s, totals) + "."
+
+
+def _subject(count: int) -> str:
+    return "The GPU was" if count == 1 else "GPUs were"
+
+
+def _nothing(run: Run) -> str:
+    if run.kind == "trace":
+        return (
+            "No GPU activity was found in the trace, so nothing can be said about idle GPUs; "
+            "profile again with GPU activity on (ProfilerActivity.CUDA)."
+        )
+    return (
+        "No GPU activity was recorded, so nothing can be said about idle GPUs; "
+        "`whyidle doctor` on the node says why."
+    )
+
+
+def _busy(totals: Totals, digits: Figures, count: int) -> str:
+    start = f"{_subject(count)} busy: working {digits.share(digits.working, totals.working_s)}"
+    if totals.idle_s <= 0:
+        return f"{start} of the time and never idle."
+    idle = digits.idle()
+    cost = _gpu_time(idle, totals.idle_s)
+    return f"{start} of the time, idle {idle.share} ({cost}), too little to chase."
+
+
+def _gpu_time(figure: Figure, seconds: float) -> str:
+    """Write a time as it is printed in the tables, as GPU time: "9.12 s" is 9.12 GPU-seconds."""
+    number, _, unit = figure.time.rpartition(" ")
+    words = {"s": "GPU-seconds", "min": "GPU-minutes", "h": "GPU-hours"}
+    return f"{number} {words[unit]}" if unit in words else gpu_time(seconds)
+
+
+def _cause(
+    group: RootGroup,
+    totals: Totals,
+    gpus: Sequence[GpuLedger],
+    findings: Sequence[Finding],
+) -> str:
+    """Say why, and on whom it arose; as waiting for a rank where others mostly waited for it."""
+    probably = "" if _is_sure(group, findings) else "probably "
+    because = f"because {clause(group.cause, group.subcause)} ({title_inside(group.cause)})"
+    if group.outside_s >= _MOST_RATIO * group.idle_s:
+        return f", {_extent(group, totals)} {probably}waiting for a rank that was not recorded"
+    if group.waited_s >= _WAITED_RATIO * group.idle_s:
+        found = waiting(group, gpus)
+        if found:
+            # The others waited for the late rank whatever held it up; this cause may be a part.
+            part = "" if found.explained else "in part " if not found.mostly else "mostly "
+            comma = ", " if probably or part else " "
+            late = f"{found.pronoun} late{comma}{probably}{part}{because}"
+            return f": {found.sentence}, {late.replace('because a rank ', 'because it ')}"
+    where = place(group, gpus)
+    if where:
+        where = f" on {where}" if group.is_only_there else f", mostly on {where}"
+    return f", {_extent(group, totals)} {probably}{because}{where}"
+
+
+def _is_sure(group: RootGroup, findings: Sequence[Finding]) -> bool:
+    """Neither the ledger nor the rule's own finding may be weaker than observed."""
+    inferred = any(
+        (finding.cause, finding.subcause, finding.grade)
+        == (group.cause, group.subcause, "inferred")
+        for finding in findings
+    )
+    return is_sure(group.grade) and not inferred
+
+
+def _extent(group: RootGroup, totals: Totals) -> str:
+    if group.idle_s >= _ALMOST_ALL_RATIO * totals.idle_s:
+        return "almost all of it"
+    if group.idle_s >= _MOST_RATIO * totals.idle_s:
+        return "most of it"
+    return "the largest known part"
+
+
+def _cost(group: RootGroup, figure: Figure, findings: Sequence[Finding]) -> str:
+    """Say what it costs, and what fixing it returns at most where a rule knows better."""
+    cost = f"{_gpu_time(figure, group.idle_s)}, {figure.share} of all GPU time"
+    if group.outside_s >= _MOST_RATIO * group.idle_s or group.subcause == "exposed":
+        return f"; that is {cost}, and recordings of all ranks would tell more"
+    returned = _returned_s(group, findings)
+    if returned is None or returned >= _SAME_COST_RATIO * group.idle_s:
+        return f"; fixing it returns at most {cost}"
+    return f"; that cost {cost}, and fixing it returns at most {gpu_time(returned)}"
+
+
+def _returned_s(group: RootGroup, findings: Sequence[Finding]) -> float | None:
+    """What the findings of a cause promise together, in GPU-seconds; None if none promises."""
+    promised = [
+        value
+        for finding in findings
+        if (finding.cause, finding.subcause) == (group.cause, group.subcause)
+        for value in [as_number((finding.what_if or {}).get("gpu_s_returned"))]
+        if value is not None and value >= 0
+    ]
+    return math.fsum(promised) if promised else None
+
+
+def _rest(unknown_s: float, totals: Totals) -> str:
+    if unknown_s < _MENTION_RATIO * totals.idle_s:
+        return ""
+    return f"; for another {percent(unknown_s / totals.gpu_s)} of it no cause is known"
+
+
+def _unknown(
+    groups: Sequence[RootGroup], totals: Totals, gpus: Sequence[GpuLedger], run: Run
+) -> str:
+    """Say that the cause is not known, why not, and which recording would tell."""
+    if not groups:
+        return " and nothing says why"
+    main = groups[0]
+    tells = _TELLS[run.kind].get(main.subcause, _TELLS[run.kind][None])
+    reason = clause(main.cause, main.subcause)
+    if main.waited_s >= _WAITED_RATIO * main.idle_s:
+        found = waiting(main, gpus)
+        if found:
+            return f": {found.sentence}, and why is not known ({reason}); {tells}"
+    unknown_s = math.fsum(group.idle_s for group in groups)
+    share = percent(unknown_s / totals.gpu_s)
+    if main.subcause == "kernel_gap":
+        return f", most of it ({share}) because {reason}; {tells}"
+    if unknown_s >= _ALMOST_ALL_RATIO * totals.idle_s:
+        return f" and no cause is known: {reason}; {tells}"
+    return f" and for most of it ({share}) no cause is known: {reason}; {tells}"
+
+
+def _largest_known(named: Sequence[tuple[RootGroup, Figure]], totals: Totals) -> str:
+    if not named or named[0][0].idle_s < _MENTION_KNOWN_RATIO * totals.gpu_s:
+        return ""
+    group, figure = named[0]
+    probably = "" if is_sure(group.grade) else "probably "
+    return f"; the largest known part ({figure.share}) is {probably}{title_inside(group.cause)}"
