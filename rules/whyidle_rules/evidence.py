@@ -7,7 +7,8 @@ claim can never exceed what it cites. NULL means that nothing recorded the thing
 
 `exclusive` columns never share a second: what the launching thread did while the GPU was empty is
 given to the most specific of them when the view is filled. So a second whose column goes missing
-cannot turn up in another one, and a rule that abstains for it blocks no other rule.
+cannot turn up in another one, and a rule that abstains for it blocks no other rule. A column that
+is `part_of` another one shares that one's seconds and nobody else's.
 """
 
 from __future__ import annotations
@@ -27,10 +28,15 @@ class Column:
     unit: str
     meaning: str
     exclusive: bool = False
+    part_of: str = ""
 
 
-def _seconds(name: str, meaning: str) -> Column:
-    return Column(name=name, type="DOUBLE", unit="s", meaning=meaning)
+def _seconds(name: str, meaning: str, part_of: str = "") -> Column:
+    return Column(name=name, type="DOUBLE", unit="s", meaning=meaning, part_of=part_of)
+
+
+def _share_of_spinning(name: str, meaning: str) -> Column:
+    return Column(name=name, type="DOUBLE", unit="s", meaning=meaning, exclusive=True)
 
 
 def _share_of_empty(name: str, meaning: str) -> Column:
@@ -84,12 +90,12 @@ OBSERVED: tuple[Column, ...] = (
     _share_of_empty("launch_latency_s", "The next launch call had begun late; its kernel had not."),
     _share_of_empty("queued_s", "The next kernel had been launched before the GPU ran empty."),
     _share_of_empty("copy_h2d_s", "Only copies from the host ran."),
-    _seconds("copy_h2d_pageable_s", "Part of copy_h2d_s out of pageable memory."),
+    _seconds("copy_h2d_pageable_s", "Part of copy_h2d_s out of pageable memory.", "copy_h2d_s"),
     _share_of_empty("copy_d2h_s", "Only copies to the host ran, none from it."),
     _share_of_empty("copy_device_s", "Only copies or sets inside devices ran."),
-    _seconds("coll_s", "Only collectives ran."),
-    _seconds("coll_wait_s", "Part of coll_s spent waiting for the last rank to come."),
-    _seconds("coll_transfer_s", "Part of coll_s after the last rank had come."),
+    _share_of_spinning("coll_s", "Only collectives ran."),
+    _seconds("coll_wait_s", "Part of coll_s spent waiting for the last rank to come.", "coll_s"),
+    _seconds("coll_transfer_s", "Part of coll_s after the last rank had come.", "coll_s"),
     Column(
         name="coll_transport",
         type="VARCHAR",
@@ -97,7 +103,7 @@ OBSERVED: tuple[Column, ...] = (
         meaning="What carried the collective: nvlink, ib, roce or tcp.",
     ),
     Column(name="late_rank", type="INTEGER", unit="", meaning="Rank that coll_wait_s waited for."),
-    _seconds("p2p_s", "Only sends or receives between two ranks ran."),
+    _share_of_spinning("p2p_s", "Only sends or receives between two ranks ran."),
     Column(name="world_size", type="INTEGER", unit="", meaning="Ranks of the job."),
 )
 

@@ -1,0 +1,95 @@
+"""What a rule is: one cause, the evidence it needs, what it claims, and how it says so.
+
+Rules are data (`builtin/<cause>/<id>.yaml`); `rule_load` reads them, `compile` turns all of them
+into one query and `allocate` runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from whyidle_rules.expression import Expression
+from whyidle_rules.says import render
+
+Grade = Literal["measured", "observed", "inferred"]
+Owner = Literal["application", "infrastructure", "hardware", "config"]
+Value = float | int | str | None
+
+# Columns that every window has, so that no rule has to list them under `needs`.
+ALWAYS: tuple[str, ...] = ("d_s", "working_s", "empty_s", "spinning_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """A number or text that a site may want to change, and why it has this value."""
+
+    name: str
+    value: float | int | str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Windows of evidence and the seconds that the rule must be granted on them; 0 is silence."""
+
+    name: str
+    rows: tuple[dict[str, Value], ...]
+    grants_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule. Times are in seconds; `when`, `claim` and `share` are expressions over a window.
+
+    `needs` are the columns that must be known, `lacks` those that must be unknown: a rule with
+    `lacks` is the coarser answer of its cause where the finer one was not recorded, and claims what
+    the finer rules would claim together. Exactly one of `claim` and `share` is set: a `claim` in
+    groups without a witness, a `share` (0 to 1 of the witness) in groups with one.
+    """
+
+    id: str
+    title: str
+    cause: str
+    subcause: str
+    group: str
+    needs: tuple[str, ...]
+    lacks: tuple[str, ...]
+    grade: Grade
+    params: tuple[Param, ...]
+    when: Expression | None
+    claim: Expression | None
+    share: Expression | None
+    says: str
+    why: str
+    advice: str
+    owner: Owner
+    refs: tuple[str, ...]
+    cases: tuple[Case, ...]
+    file: str
+
+    @property
+    def amount(self) -> Expression:
+        """The claim or the share, whichever the rule has."""
+        amount = self.claim or self.share
+        assert amount is not None
+        return amount
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Columns that must be known before the rule speaks: `needs` and those computed on."""
+        used = {*self.amount.columns, *(self.when.columns if self.when else ())}
+        return tuple(dict.fromkeys([*self.needs, *sorted(used)]))
+
+    def render_says(self, values: Mapping[str, object]) -> str:
+        """Fill `says`.
+
+        `values` holds what the template names: seconds columns, summed over the windows in which
+        the rule was granted seconds; other columns, with the value under which most of those
+        seconds were granted; idle_s (granted in all), share (of wall, 0 to 1), wall_s, ranks (text
+        such as "0-2, 5"). Parameters are filled in by the rule. None is written as "unknown"; a
+        name that is missing raises KeyError.
+        """
+        params = {param.name: param.value for param in self.params}
+        return render(self.says, {**params, **values})
