@@ -1,0 +1,127 @@
+"""Ways to feed `diagnose` hostile inputs: bounded in time, checked whatever comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from types import FrameType
+
+import independent
+from trace_run import Json, Outcome, check_one_sentence, check_sums, diagnose
+from world.trace_scenarios import Job, data_parallel, load_ready
+from world.trace_text import Dialect, trace_text
+from world.traces import simulate
+
+DIAGNOSE = (sys.executable, "-c", "import whyidle_rules.cli as c, sys; sys.exit(c.diagnose_main())")
+STEP_S = 20
+SLACK_S = 1e-6
+PARTS = ("window", "compute", "exposed_comm", "exposed_copy", "idle")
+
+
+@contextmanager
+def deadline() -> Iterator[None]:
+    """Fail instead of hanging: what opens a pipe without a writer waits for ever."""
+
+    def late(_signal: int, _frame: FrameType | None) -> None:
+        raise TimeoutError("diagnose hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(STEP_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run(*sources: Path) -> Outcome:
+    """Diagnose: a sentence, or sums that hold."""
+    with deadline():
+        outcome = diagnose("--json", *sources)
+    assert outcome.code in (0, 1, 2), outcome
+    assert "Traceback" not in outcome.stderr
+    if outcome.code == 2:
+        check_one_sentence(outcome)
+    else:
+        check_sums(outcome.found())
+    return outcome
+
+
+def refused(*sources: Path) -> str:
+    """Return the sentence of a refusal."""
+    outcome = run(*sources)
+    assert outcome.code == 2, outcome.stdout[:500]
+    return outcome.stderr
+
+
+def says(found: Json, name: str) -> bool:
+    """Say whether the damage of a file is told by its name."""
+    return any(name in entry["what"] + entry["why"] for entry in found["not_seen"])
+
+
+def small_text() -> str:
+    """Return a small trace of one rank."""
+    job = Job(ranks=1, steps=2, layers=1, load=lambda rank, _: load_ready(rank))
+    (rank,) = simulate(1, data_parallel(job))
+    return "".join(trace_text(rank, Dialect()))
+
+
+def parts_of(found: Json) -> tuple[float, ...]:
+    """Return the parts of the one GPU of a diagnosis, in seconds."""
+    (gpu,) = found["gpus"]
+    return tuple(gpu["trace"][f"{name}_s"] for name in PARTS)
+
+
+def independent_parts(found: Json) -> tuple[float, ...] | None:
+    """Return the parts of a trace by the independent computation, in seconds."""
+    parts = independent.partition(independent.trace_of(found, "").events)
+    if parts is None:
+        return None
+    return tuple(getattr(parts, f"{name}_ns") / 1e9 for name in PARTS)
+
+
+def parts_of_events(events: object) -> tuple[float, ...] | None:
+    """Return the independent parts of a list of events, as they stand in a file."""
+    return independent_parts(json.loads(json.dumps({"traceEvents": events}), parse_float=Decimal))
+
+
+def process(
+    folder: Path,
+    *arguments: bytes | Path | str,
+    prefix: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+) -> tuple[Outcome, int]:
+    """Run `diagnose` as a process of its own; return what it left, and its peak memory in kB."""
+    out, err = folder / "stdout", folder / "stderr"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        running = subprocess.Popen(
+            [*prefix, *DIAGNOSE, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=dict(os.environ) | (environment or {}),
+        )
+    until = time.monotonic() + STEP_S
+    done, status, usage = os.wait4(running.pid, os.WNOHANG)
+    while done == 0 and time.monotonic() < until:
+        time.sleep(0.01)
+        done, status, usage = os.wait4(running.pid, os.WNOHANG)
+    if done == 0:
+        running.kill()
+        os.wait4(running.pid, 0)
+    running.returncode = os.waitstatus_to_exitcode(status) if done else -9
+    assert done, "diagnose hangs"
+    outcome = Outcome(
+        code=running.returncode,
+        stdout=out.read_text(errors="strict"),
+        stderr=err.read_text(errors="strict"),
+    )
+    return outcome, usage.ru_maxrss

@@ -1,0 +1,277 @@
+"""Traces whose truth is known from how they were made: parts, waits, and the price of the stall."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import random
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+import independent
+from trace_run import Json, diagnosis, gpus_by_rank, roots
+from world.trace_fixtures import DDP_NAME, fixtures
+from world.trace_groups import SCENARIOS, scenario
+from world.trace_scenarios import Scenario
+from world.trace_text import Dialect, trace_text, write
+from world.trace_truth import Truth, truth
+from world.traces import Rank
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "traces"
+MICROSECOND = 1e-6
+# DESIGN section 8: of idle seconds, the share that must reach the right cause.
+RIGHT = 0.95
+
+DIALECTS = {
+    "plain": Dialect(),
+    "minified": Dialect(minified=True, metadata_last=True),
+    "old": Dialect(old_names=True, clock="whole"),
+    "epoch": Dialect(clock="epoch"),
+    "no_args": Dialect(collective_args=False),
+    "unlaunched": Dialect(unlaunched_ratio=0.05),
+    "no_steps": Dialect(steps=False),
+    "rocm": Dialect(rocm=True, flows=False),
+    "clocks": Dialect(clock_offsets_ns=(0, 37_000_000, -2_500_000_000, 411_000)),
+}
+
+
+@functools.cache
+def _ranks(name: str, stalled: bool, quantum_ns: int = 1) -> tuple[Rank, ...]:
+    return scenario(name).run(stalled=stalled, quantum_ns=quantum_ns)
+
+
+@pytest.fixture(scope="module")
+def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> functools.partial[Json]:
+    """Return a function that diagnoses a scenario once, with its stall or without."""
+
+    @functools.cache
+    def one(name: str, stalled: bool) -> Json:
+        folder = tmp_path_factory.mktemp(name)
+        write(_ranks(name, stalled), folder, Dialect(), zipped=False)
+        return diagnosis(folder)
+
+    return functools.partial(one)
+
+
+def _check_parts(gpu: Json, expected: Truth, tolerance_s: float) -> None:
+    parts = gpu["trace"]
+    for name in ("window", "compute", "exposed_comm", "exposed_copy", "idle"):
+        difference = parts[f"{name}_s"] - getattr(expected, f"{name}_ns") / 1e9
+        assert abs(difference) <= tolerance_s, (gpu["rank"], name, parts, expected)
+
+
+@pytest.mark.parametrize("one", SCENARIOS, ids=lambda one: one.name)
+def test_parts_equal_the_truth(one: Scenario, diagnosed: functools.partial[Json]) -> None:
+    found = gpus_by_rank(diagnosed(one.name, True))
+    assert set(found) == set(range(one.ranks))
+    for rank in _ranks(one.name, True):
+        _check_parts(found[rank.index], truth(rank), MICROSECOND)
+
+
+@pytest.mark.parametrize("one", SCENARIOS, ids=lambda one: one.name)
+def test_waits_equal_the_truth(one: Scenario, diagnosed: functools.partial[Json]) -> None:
+    found = gpus_by_rank(diagnosed(one.name, True))
+    for rank in _ranks(one.name, True):
+        expected = {str(late): waited / 1e9 for late, waited in truth(rank).waited_ns.items()}
+        waited = found[rank.index]["waited_for"]
+        for late in expected.keys() | waited.keys():
+            difference = waited.get(late, 0.0) - expected.get(late, 0.0)
+            # A wait between two ranks' pipeline stages may be reported; the truth has none.
+            if one.name == "pipeline" and late not in expected:
+                continue
+            assert abs(difference) <= 100 * MICROSECOND, (one.name, rank.index, waited, expected)
+
+
+def _idle_s(ranks: tuple[Rank, ...]) -> float:
+    parts = [truth(rank) for rank in ranks]
+    return sum(part.window_ns - part.compute_ns for part in parts) / 1e9
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in SCENARIOS if one.culprits], ids=lambda one: one.name
+)
+def test_the_stall_is_charged_to_its_root(
+    one: Scenario, diagnosed: functools.partial[Json]
+) -> None:
+    cost_s = _idle_s(_ranks(one.name, True)) - _idle_s(_ranks(one.name, False))
+    with_it, without = roots(diagnosed(one.name, True)), roots(diagnosed(one.name, False))
+    keys = with_it.keys() | without.keys()
+    grown = {key: with_it.get(key, 0.0) - without.get(key, 0.0) for key in keys}
+    right = sum(
+        seconds
+        for (cause, subcause, rank), seconds in grown.items()
+        if (cause, subcause) in one.roots and (rank is None or rank in one.culprits)
+    )
+    assert right >= RIGHT * cost_s, (one.name, cost_s, right, grown)
+    accused = sum(
+        seconds
+        for (cause, subcause, rank), seconds in grown.items()
+        if seconds > 0
+        and cause != "unattributed"
+        and ((cause, subcause) not in one.roots or (rank is not None and rank not in one.culprits))
+    )
+    assert accused <= (1 - RIGHT) * cost_s, (one.name, cost_s, accused, grown)
+
+
+def test_a_healthy_run_accuses_nobody(diagnosed: functools.partial[Json]) -> None:
+    found = diagnosed("healthy", True)
+    blamed = sum(row["idle_s"] for row in found["ledger"] if row["cause"] != "unattributed")
+    assert blamed <= 0.01 * found["totals"]["gpu_s"], found["ledger"]
+    assert all(finding["severity"] == "info" for finding in found["findings"])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS.keys())
+def test_every_dialect_tells_the_same(dialect: Dialect, tmp_path: Path) -> None:
+    whole = dialect.clock == "whole"
+    ranks = _ranks("loads_itself", True, 1000 if whole else 1)
+    write(ranks, tmp_path, dialect, zipped=dialect.minified)
+    found = diagnosis(tmp_path)
+    by_rank = gpus_by_rank(found)
+    for rank in ranks:
+        expected = truth(rank)
+        # Microseconds since 1970 with decimals do not fit a double: 0.25 us an edge.
+        slack = 1e-3 * expected.window_ns / 1e9 if dialect.clock == "epoch" else MICROSECOND
+        _check_parts(by_rank[rank.index], expected, slack)
+    top = max(
+        (row for row in found["root_causes"] if row["cause"] != "unattributed"),
+        key=lambda row: float(row["idle_s"]),
+    )
+    assert (top["cause"], top["subcause"], top["rank"]) == ("cpu_preprocessing", "main_thread", 1)
+
+
+def test_traces_without_ranks_are_parted_all_the_same(tmp_path: Path) -> None:
+    ranks = _ranks("loads_itself", True)
+    write(ranks, tmp_path, Dialect(distributed_info=False), zipped=False)
+    windows = sorted(gpu["trace"]["window_s"] for gpu in diagnosis(tmp_path)["gpus"])
+    expected = sorted(truth(rank).window_ns / 1e9 for rank in ranks)
+    assert windows == pytest.approx(expected, abs=MICROSECOND)
+
+
+COMMUNICATING = (
+    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
+    "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
+    "void ncclDevRedOpFull<FuncPreMulSum<float>>(int)",
+    "void deep_ep::internode::dispatch<false, 4, false>(int4*, float*)",
+    "void ep::internode::combine<true, 8>(int4*, float*)",
+    "void deep_ep::intranode::notify_dispatch<8>(int const*, int*)",
+    "void deep_ep::intranode::cached_notify_combine<8>(void**, int*)",
+    "nvshmemi_barrier_all_kernel(int)",
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)",
+    "void vllm::cross_device_reduce_2stage<__half, 4>(vllm::RankData*, vllm::RankSignals)",
+    "void tensorrt_llm::kernels::oneShotAllReduceKernel<__half, 8>(AllReduceParams)",
+    "void one_shot_all_reduce_kernel<c10::BFloat16, 16, 8>(c10::BFloat16*)",
+    "void two_shot_all_reduce_kernel<float, 16, 4>(float**, float*)",
+    "void multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*, unsigned long)",
+    "void multimem_one_shot_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
+)
+COMPUTING = (
+    "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int>, "
+    "cutlass::gemm::collective::CollectiveMma<int>, CollectiveMainloop>>(int)",
+    "void cub::CUB_200700::DispatchReduceByKey<float*, float*>(float*, float*)",
+    "void cub::CUB_200700::DeviceReduceKernel<cub::Policy, float*>(float*)",
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, "
+    "at::native::MeanOps<float>>>(at::native::ReduceOp<float>)",
+)
+
+
+def test_communication_is_known_by_the_name_of_its_kernel(tmp_path: Path) -> None:
+    names = [(name, 1) for name in COMMUNICATING] + [(name, 0) for name in COMPUTING]
+    events = [
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": name,
+            "pid": 0,
+            "tid": 7,
+            "ts": 1000 * index,
+            "dur": 100 + index,
+            "args": {"device": 0, "stream": 7, "correlation": index},
+        }
+        for index, (name, _) in enumerate(names)
+    ]
+    (tmp_path / "names.json").write_text(json.dumps({"traceEvents": events}))
+    parts = diagnosis(tmp_path / "names.json")["gpus"][0]["trace"]
+    for part, communicates in (("exposed_comm_s", 1), ("compute_s", 0)):
+        expected = sum(100 + index for index, (_, kind) in enumerate(names) if kind == communicates)
+        assert parts[part] == pytest.approx(expected / 1e6, abs=MICROSECOND / 2), part
+    assert [independent.communicates(name) for name, _ in names] == [bool(k) for _, k in names]
+
+
+def _soup(seed: int) -> Json:
+    """Return a trace of overlapping, touching, nested and empty events on several streams."""
+    chance = random.Random(seed)
+    kinds = (
+        ("kernel", "void at::native::reduce_kernel<512>(int)"),
+        ("kernel", "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
+        ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"),
+        ("gpu_memset", "Memset (Device)"),
+    )
+    events = []
+    for number in range(chance.randrange(1, 400)):
+        category, name = chance.choice(kinds)
+        begin_ns, dur_ns = chance.randrange(5_000_000), chance.choice((0, 1, 1000, 40_000))
+        if chance.random() < 0.3:
+            begin_ns, dur_ns = begin_ns // 10_000 * 10_000, 10_000
+        events.append(
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": 0,
+                "tid": chance.choice((7, 20, 24)),
+                "ts": begin_ns / 1000,
+                "dur": dur_ns / 1000,
+                "args": {"device": 0, "stream": 7, "correlation": number},
+            }
+        )
+    return {"traceEvents": events, "distributedInfo": {"rank": seed, "world_size": 40}}
+
+
+def test_any_overlap_is_parted_as_a_sweep_parts_it(tmp_path: Path) -> None:
+    soups = {seed: json.dumps(_soup(seed)) for seed in range(40)}
+    for seed, text in soups.items():
+        (tmp_path / f"rank{seed}.json").write_text(text)
+    found = gpus_by_rank(diagnosis(tmp_path))
+    for seed, text in soups.items():
+        trace = independent.trace_of(json.loads(text, parse_float=Decimal), str(seed))
+        expected = independent.partition(trace.events)
+        assert expected is not None
+        for part in ("window", "compute", "exposed_comm", "exposed_copy", "idle"):
+            difference = found[seed]["trace"][f"{part}_s"] - getattr(expected, f"{part}_ns") / 1e9
+            assert abs(difference) < 1e-9, (seed, part, found[seed]["trace"], expected)
+
+
+@pytest.mark.parametrize("one", SCENARIOS, ids=lambda one: one.name)
+def test_the_independent_computation_agrees_with_the_truth(one: Scenario) -> None:
+    traces = []
+    for rank in _ranks(one.name, True):
+        text = "".join(trace_text(rank, Dialect()))
+        trace = independent.trace_of(json.loads(text, parse_float=Decimal), one.name)
+        traces.append(trace)
+        parts, expected = independent.partition(trace.events), truth(rank)
+        assert parts is not None
+        for name in ("window", "compute", "exposed_comm", "exposed_copy", "idle"):
+            assert getattr(parts, f"{name}_ns") == getattr(expected, f"{name}_ns")
+    matrix = independent.wait_matrix(traces)
+    for rank in _ranks(one.name, True):
+        waited = {late: ns for late, ns in truth(rank).waited_ns.items() if ns}
+        assert {late: ns for late, ns in matrix[rank.index].items() if ns} == waited
+
+
+def test_the_fixtures_are_what_their_generator_writes() -> None:
+    made = dict(fixtures())
+    kept = {str(path.relative_to(FIXTURES)) for path in FIXTURES.rglob("*.json.gz")}
+    assert kept == set(made)
+    for name, text in made.items():
+        # Compressed bytes differ between versions of zlib; what they hold must not.
+        assert gzip.decompress((FIXTURES / name).read_bytes()).decode() == text, name
+
+
+def test_the_fixture_names_the_rank_that_loads_itself() -> None:
+    found = diagnosis(FIXTURES / DDP_NAME)
+    by_root = roots(found)
+    assert max(by_root, key=lambda key: by_root[key]) == ("cpu_preprocessing", "main_thread", 1)
+    assert "1" in found["headline"]
