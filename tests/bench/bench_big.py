@@ -36,7 +36,7 @@ def one_step() -> Rank:
 
 
 def pieces(rank: Rank) -> list[tuple[str, int, bool]]:
-    """Split the entries of one step into texts, each with the number after it and if it is a time."""
+    """Split the entries of one step into texts, each with the number after it; True for a time."""
     text = "".join(trace_text(rank, Dialect()))
     begin = text.index('"traceEvents": [') + len('"traceEvents": [')
     body = text[begin : text.index('"name": "process_name"')].rsplit("},", 1)[0] + "},"
