@@ -35,7 +35,7 @@ CLOCK_SLACK_NS = 20_000
 
 
 class Piece(IntEnum):
-    """What is known of a stretch of idle time; each but the UNSEEN ones is an evidence column."""
+    """What is known of a stretch of time; each but the UNSEEN ones is an evidence column."""
 
     UNSEEN = 0  # the launch is not recorded
     LATE_UNSEEN = 1  # the launch came late; nothing says what its thread did
@@ -58,6 +58,12 @@ class Piece(IntEnum):
     COPY_H2D = 18
     COPY_D2H = 19
     COPY_DEVICE = 20
+    # Spinning, not empty: only communication runs.
+    TRANSFER = 21
+    WAIT = 22
+    EXPOSED = 23
+    POINT_TO_POINT = 24
+    WORKING = 25
 
 
 # The most specific first: a second that fits two kinds is the first one's.

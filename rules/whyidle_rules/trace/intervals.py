@@ -45,19 +45,51 @@ def merge(*sets: Ints) -> Ints:
 
 def intersect(a: Ints, b: Ints) -> Ints:
     """Return what both sets cover."""
+    return intersect_owned(a, b)[0]
+
+
+def intersect_owned(a: Ints, b: Ints) -> tuple[Ints, Ints]:
+    """Return what both sets cover, and for each piece the row of `b` that it is a part of."""
+    nobody = np.empty(0, dtype=np.int64)
     if len(a) == 0 or len(b) == 0:
-        return EMPTY
+        return EMPTY, nobody
     # For each interval of `a`, the run [low, high) of intervals of `b` that overlap it.
     low = np.searchsorted(b[:, 1], a[:, 0], side="right")
     high = np.searchsorted(b[:, 0], a[:, 1], side="left")
     counts = np.maximum(high - low, 0)
     total = int(counts.sum())
     if total == 0:
-        return EMPTY
+        return EMPTY, nobody
     ia = np.repeat(np.arange(len(a)), counts)
     offset = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     ib = np.repeat(low, counts) + offset
-    return np.column_stack((np.maximum(a[ia, 0], b[ib, 0]), np.minimum(a[ia, 1], b[ib, 1])))
+    both = np.column_stack((np.maximum(a[ia, 0], b[ib, 0]), np.minimum(a[ia, 1], b[ib, 1])))
+    return both, np.asarray(ib, dtype=np.int64)
+
+
+def flatten(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return disjoint spans covering the same time, and the interval that owns each.
+
+    Where intervals overlap, the one that ends last owns the time.
+    """
+    keep = np.flatnonzero(ends > starts)
+    order = keep[np.argsort(starts[keep], kind="stable")]
+    s, e = starts[order], ends[order]
+    if len(order) and (s[1:] < np.maximum.accumulate(e)[:-1]).any():
+        # Rare: two collectives of different groups at once. Later-ending ones cut earlier ones.
+        spans: list[tuple[int, int, int]] = []
+        for begin, end, owner in zip(s.tolist(), e.tolist(), order.tolist(), strict=True):
+            if spans and begin < spans[-1][1]:
+                last_begin, last_end, last_owner = spans[-1]
+                if end <= last_end:
+                    continue
+                spans[-1] = (last_begin, begin, last_owner)
+                if begin == last_begin:
+                    spans.pop()
+            spans.append((begin, end, owner))
+        flat = np.array(spans, dtype=np.int64).reshape(-1, 3)
+        return flat[:, :2], flat[:, 2]
+    return np.column_stack((s, e)), np.asarray(order, dtype=np.int64)
 
 
 def complement(a: Ints, begin: int, end: int) -> Ints:

@@ -46,9 +46,9 @@ class Matched:
     """Instances of one communicator's collectives.
 
     `rows[k, m]` is the kernel of member m in instance k, or -1; `wait_ns` likewise, -1 where the
-    wait is not known. `late[k]` is the member that came last, or -1. `complete[k]` says whether every
-    rank of the group was recorded in it. Where not, a wait is a lower bound (the others waited at
-    least until the last recorded rank came) and what follows it is of unknown kind.
+    wait is not known. `late[k]` is the member that came last, or -1. `complete[k]` says whether
+    every rank of the group was recorded in it. Where not, a wait is a lower bound (the others
+    waited at least until the last recorded rank came) and what follows it is of unknown kind.
     """
 
     gpus: list[int]
@@ -262,5 +262,5 @@ def _waits(
         rows=rows,
         wait_ns=wait,
         late=np.where(common, late, np.int64(-1)).astype(np.int64),
-        complete=present.all(axis=1) & complete,
+        complete=np.logical_and(present.all(axis=1), np.full(len(rows), complete)),
     )

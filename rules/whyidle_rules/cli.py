@@ -1,0 +1,194 @@
+"""The commands `diagnose` and `whyidle`.
+
+Results go to stdout, progress and complaints to stderr. Exit codes: 0 nothing found, 1 findings, 2
+could not run. Heavy imports wait until a command needs them, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from whyidle.errors import UserError
+
+if TYPE_CHECKING:
+    from whyidle_rules.diagnosis import Diagnosis
+    from whyidle_rules.trace.load import FileTrace
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `whyidle`."""
+    parser = _Parser(prog="whyidle", description="Tells why GPUs are idle.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _diagnose_options(
+        commands.add_parser(
+            "diagnose", help="explain a recorded run", description=_ABOUT, allow_abbrev=False
+        )
+    )
+    from whyidle_rules import rules_cli
+
+    rules_cli.add_parser(commands)
+    return _guarded(lambda: _dispatch(parser.parse_args(argv)))
+
+
+def diagnose_main(argv: Sequence[str] | None = None) -> int:
+    """Run `diagnose`."""
+    parser = _Parser(prog="diagnose", description=_ABOUT, allow_abbrev=False)
+    _diagnose_options(parser)
+    return _guarded(lambda: _diagnose(parser.parse_args(argv)))
+
+
+_ABOUT = (
+    "Explain why the GPUs of a run were idle: every idle GPU-second is charged to a cause and to "
+    "the rank where it arose. SOURCE is a PyTorch profiler trace (.json, .json.gz) or a folder "
+    "with one trace per rank. Exit code: 0 nothing worth a warning, 1 findings, 2 could not run."
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the complaint and leave with 2."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
+
+
+def _diagnose_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", nargs="+", metavar="SOURCE", help="trace, folder or glob")
+    parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show every rank and every finding"
+    )
+    parser.add_argument(
+        "--colour",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colours in the report (default: auto, on a terminal without NO_COLOR)",
+    )
+    parser.add_argument(
+        "--rules-dir",
+        metavar="DIR",
+        action="append",
+        type=Path,
+        default=[],
+        help="also use the rules in DIR; a rule of the same id replaces a built-in one",
+    )
+    parser.set_defaults(run=_diagnose)
+
+
+def _dispatch(args: argparse.Namespace) -> int:
+    run: Callable[[argparse.Namespace], int] = args.run
+    return run(args)
+
+
+def _guarded(run: Callable[[], int]) -> int:
+    """Turn failures that a user can act on into one line and an exit code."""
+    try:
+        code = run()
+        sys.stdout.flush()
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted.\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left (`| head`): nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _diagnose(args: argparse.Namespace) -> int:
+    from whyidle_rules import sources
+    from whyidle_rules.trace.load import load
+
+    paths = sources.trace_files(args.source)
+    with _progress(paths) as progress:
+        files = load(paths, progress)  # forks: before DuckDB and its threads are there
+    return _diagnose_traces(args, files)
+
+
+def _diagnose_traces(args: argparse.Namespace, files: Sequence[FileTrace]) -> int:
+    from whyidle_rules import database, rule_load
+    from whyidle_rules.trace.diagnose import diagnose
+    from whyidle_rules.trace.run import assemble
+
+    run = assemble(files)
+    if len(run.refused) == len(run.files):
+        raise UserError(_all_refused(run.refused))
+    rules = rule_load.load(args.rules_dir)
+    with database.memory() as con:
+        found = diagnose(con, [Path(source) for source in args.source], run, rules)
+    if args.json:
+        json.dump(found.to_json(), sys.stdout, allow_nan=False, indent=1)
+        sys.stdout.write("\n")
+    else:
+        _print_report(args, found)
+    return 1 if any(finding.severity != "info" for finding in found.findings) else 0
+
+
+def _print_report(args: argparse.Namespace, found: Diagnosis) -> None:
+    from whyidle_rules.report.pen import needs_ascii
+    from whyidle_rules.report.text import render_text
+
+    terminal = sys.stdout.isatty()
+    colour = args.colour == "always" or (
+        args.colour == "auto" and terminal and not os.environ.get("NO_COLOR")
+    )
+    width = shutil.get_terminal_size((100, 24)).columns
+    encoding = sys.stdout.encoding or "ascii"
+    text = render_text(
+        found,
+        width=width,
+        colour=colour,
+        verbose=args.verbose,
+        ascii_only=needs_ascii(encoding),
+    )
+    sys.stdout.write(text)
+
+
+def _all_refused(refused: Sequence[FileTrace]) -> str:
+    first = refused[0]
+    more = f" (and so {len(refused) - 1} more)" if len(refused) > 1 else ""
+    return (
+        f"{first.path}: {first.refusal}{more}; diagnose needs a trace that torch.profiler exported."
+    )
+
+
+@contextmanager
+def _progress(paths: Sequence[Path]) -> Iterator[Callable[[int], None]]:
+    """Show a bar of bytes on stderr, if that is a terminal and there is enough to wait for."""
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    if not sys.stderr.isatty() or total < 4 << 20:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = Progress(
+        TextColumn("reading"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,  # its refresh thread would be alive at the fork
+    )
+    with bar:
+        task = bar.add_task("reading", total=total)
+
+        def advance(size: int) -> None:
+            bar.advance(task, size)
+            bar.refresh()
+
+        yield advance

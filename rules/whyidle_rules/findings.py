@@ -1,0 +1,111 @@
+"""Findings: what each rule has to say over a whole run, with the numbers that it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+
+from whyidle_rules import evidence
+from whyidle_rules.diagnosis import Finding, RootCause, Severity
+from whyidle_rules.report.words import spans
+from whyidle_rules.rule import Rule
+from whyidle_rules.says import fields
+
+WARNING_RATIO = 0.02  # of all GPU time
+CRITICAL_RATIO = 0.10
+# Below this share nobody would act, and hundreds of such lines would hide the others.
+TOLD_RATIO = 0.001
+
+
+def severity(share: float) -> Severity:
+    """Return how grave a share of all GPU time is."""
+    if share >= CRITICAL_RATIO:
+        return "critical"
+    return "warning" if share >= WARNING_RATIO else "info"
+
+
+def findings(
+    con: duckdb.DuckDBPyConnection,
+    rules: Sequence[Rule],
+    roots: Sequence[RootCause],
+    wall_s: float,
+) -> list[Finding]:
+    """Return what the rules say of the tables `evidence` and `grants`, the most costly first."""
+    granted = dict(
+        con.execute("SELECT rule, sum(ns)::DOUBLE / 1e9 FROM grants GROUP BY rule").fetchall()
+    )
+    found = []
+    for rule in rules:
+        idle_s = granted.get(rule.id, 0.0)
+        share = idle_s / wall_s if wall_s else 0.0
+        if share >= TOLD_RATIO:
+            found.append(_finding(con, rule, roots, idle_s, wall_s))
+    return sorted(found, key=lambda finding: -finding.idle_s)
+
+
+def _finding(
+    con: duckdb.DuckDBPyConnection,
+    rule: Rule,
+    roots: Sequence[RootCause],
+    idle_s: float,
+    wall_s: float,
+) -> Finding:
+    ranks = [
+        rank
+        for (rank,) in con.execute(
+            "SELECT DISTINCT e.rank FROM grants JOIN evidence e USING (window_id)"
+            " WHERE grants.rule = ? AND e.rank IS NOT NULL ORDER BY 1",
+            [rule.id],
+        ).fetchall()
+    ]
+    told = {field.name for field in fields(rule.says)} | set(rule.reads)
+    columns = [name for name in evidence.BY_NAME if name in told]
+    values = _values(con, rule.id, columns)
+    share = idle_s / wall_s
+    returned = sum(
+        root.idle_s for root in roots if (root.cause, root.subcause) == (rule.cause, rule.subcause)
+    )
+    return Finding(
+        rule=rule.id,
+        title=rule.title,
+        severity=severity(max(share, returned / wall_s)),
+        cause=rule.cause,
+        subcause=rule.subcause,
+        owner=rule.owner,
+        idle_s=idle_s,
+        says=rule.render_says(
+            {
+                **values,
+                "idle_s": idle_s,
+                "share": share,
+                "wall_s": wall_s,
+                "ranks": ", ".join(spans(ranks)) or None,
+            }
+        ),
+        evidence=values,
+        advice=rule.advice,
+        # A cause that is only ever felt (waiting for a late rank) returns nothing by itself.
+        what_if={"gpu_s_returned": returned} if returned > 0 else None,
+        why=rule.why,
+        grade=rule.grade,
+        ranks=ranks,
+    )
+
+
+def _values(con: duckdb.DuckDBPyConnection, rule: str, columns: Sequence[str]) -> dict[str, Any]:
+    """Return seconds columns summed, and of others the value that most granted seconds had."""
+    if not columns:
+        return {}
+    expressions = ", ".join(
+        f'sum(e."{name}")'
+        if evidence.BY_NAME[name].unit == "s"
+        else f'arg_max(e."{name}", grants.ns)'
+        for name in columns
+    )
+    row = con.execute(
+        f"SELECT {expressions} FROM grants JOIN evidence e USING (window_id) WHERE rule = ?",
+        [rule],
+    ).fetchone()
+    return dict(zip(columns, row or (), strict=False))

@@ -1,0 +1,248 @@
+"""The evidence view of a traced run.
+
+Pieces are exact, but a long trace has millions of them, most a few microseconds long. Pieces of one
+kind that lie in the same 200th of the run become one row: all of its seconds are in the same
+columns, so no claim comes out differently. Long gaps, about which rules ask how long they are, keep
+rows of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+
+from whyidle_rules import evidence
+from whyidle_rules.trace.device import Piece
+from whyidle_rules.trace.intervals import Ints
+from whyidle_rules.trace.run import RunGpu, Timeline, TraceRun, is_spinning, timeline
+
+BINS = 200
+LONG_GAP_NS = 1_000_000
+LONG_PIECES_MAX = 20_000  # of one GPU; with more of them, they are put together like short ones
+
+
+@dataclass(slots=True)
+class Filled:
+    """What the rows of the evidence view were made of, GPU by GPU."""
+
+    timelines: list[Timeline]
+    rows: list[Ints]  # for each piece of a timeline, its window_id
+    count: int
+
+
+# Columns that a piece of a kind fills with its length.
+_FILLS: dict[str, tuple[Piece, ...]] = {
+    "data_wait_s": (Piece.DATA, Piece.DATA_IN_TRAINER),
+    "checkpoint_save_s": (Piece.CHECKPOINT_SAVE,),
+    "checkpoint_load_s": (Piece.CHECKPOINT_LOAD,),
+    "evaluation_s": (Piece.EVALUATION,),
+    "compile_s": (Piece.COMPILE,),
+    "gc_s": (Piece.GC,),
+    "allocator_s": (Piece.ALLOCATOR,),
+    "logging_s": (Piece.LOGGING,),
+    "profiler_s": (Piece.PROFILER,),
+    "sync_s": (Piece.SYNC,),
+    "host_busy_s": (Piece.BUSY,),
+    "host_silent_s": (Piece.SILENT,),
+    "launch_latency_s": (Piece.LATENCY,),
+    "queued_s": (Piece.QUEUED,),
+    "copy_h2d_s": (Piece.COPY_H2D, Piece.COPY_H2D_PAGEABLE),
+    "copy_h2d_pageable_s": (Piece.COPY_H2D_PAGEABLE,),
+    "copy_d2h_s": (Piece.COPY_D2H,),
+    "copy_device_s": (Piece.COPY_DEVICE,),
+    "coll_s": (Piece.TRANSFER, Piece.WAIT, Piece.EXPOSED),
+    "coll_wait_s": (Piece.WAIT,),
+    "coll_transfer_s": (Piece.TRANSFER,),
+    "p2p_s": (Piece.POINT_TO_POINT,),
+    "working_s": (Piece.WORKING,),
+}
+_LATE: tuple[Piece, ...] = (
+    Piece.LATE_UNSEEN,
+    Piece.CHECKPOINT_SAVE,
+    Piece.CHECKPOINT_LOAD,
+    Piece.DATA,
+    Piece.DATA_IN_TRAINER,
+    Piece.GC,
+    Piece.COMPILE,
+    Piece.LOGGING,
+    Piece.PROFILER,
+    Piece.ALLOCATOR,
+    Piece.EVALUATION,
+    Piece.SYNC,
+    Piece.BUSY,
+    Piece.SILENT,
+)
+# Kinds in which a column is unknown although no other column has the time: nothing was seen of the
+# launching thread, or the thing only shows where Python frames were recorded.
+_UNSEEN = (Piece.UNSEEN, Piece.LATE_UNSEEN)
+_HOST_COLUMNS = (
+    "data_wait_s",
+    "checkpoint_save_s",
+    "checkpoint_load_s",
+    "evaluation_s",
+    "compile_s",
+    "gc_s",
+    "allocator_s",
+    "logging_s",
+    "profiler_s",
+    "sync_s",
+    "host_busy_s",
+    "host_silent_s",
+)
+_PYTHON_COLUMNS = ("gc_s",)
+_LAUNCH_COLUMNS = ("launch_latency_s", "queued_s")
+
+
+def fill(con: duckdb.DuckDBPyConnection, run: TraceRun) -> Filled:
+    """Create the table `evidence` of a run, and `trace_rows`: the GPU and kind of each row."""
+    timelines = [timeline(gpu) for gpu in run.gpus]
+    columns: list[dict[str, npt.NDArray[np.generic]]] = []
+    rows: list[Ints] = []
+    count = 0
+    for place, (gpu, line) in enumerate(zip(run.gpus, timelines, strict=True)):
+        mine, own = _rows(gpu, line)
+        rows.append(own + count)
+        size = len(mine["ns"])
+        mine["window_id"] = np.arange(count, count + size, dtype=np.int64)
+        mine["place"] = np.full(size, place, dtype=np.int64)
+        columns.append(mine)
+        count += size
+    _create(con, run, columns)
+    return Filled(timelines, rows, count)
+
+
+def _rows(gpu: RunGpu, line: Timeline) -> tuple[dict[str, npt.NDArray[np.generic]], Ints]:
+    """Return the rows of one GPU, and for each piece the number of its row."""
+    parts = gpu.trace.parts
+    starts = line.spans[:, 0]
+    lengths = line.spans[:, 1] - starts
+    bins = (starts - parts.begin) // max(1, -(-parts.window // BINS))
+    long = (line.gap_ns >= LONG_GAP_NS) & ~is_spinning(line.kinds)
+    if int(long.sum()) > LONG_PIECES_MAX:
+        alone = np.where(long, 1 + np.log2(np.maximum(line.gap_ns, 1)).astype(np.int64), 0)
+    else:
+        alone = np.where(long, np.arange(1, len(starts) + 1), 0)
+    # One number for (alone, bin, kind, late): np.unique sorts numbers ten times faster than rows.
+    lates = int(line.late.max(initial=-1)) + 2
+    keys = (alone * (BINS + 1) + bins) * len(Piece) + line.kinds.astype(np.int64)
+    keys = keys * lates + line.late + 1
+    unique, first, own = np.unique(keys, return_index=True, return_inverse=True)
+    own = own.reshape(-1).astype(np.int64)
+    size = len(unique)
+    pieces = np.bincount(own, minlength=size)
+    gap_sum = np.bincount(own, weights=line.gap_ns.astype(np.float64), minlength=size)
+    last = np.zeros(size, dtype=np.int64)
+    np.maximum.at(last, own, line.spans[:, 1])
+    ns = np.zeros(size, dtype=np.int64)
+    np.add.at(ns, own, lengths)
+    working = _working_row(gpu)
+    return {
+        "kind": np.append(line.kinds[first].astype(np.int64), int(Piece.WORKING)),
+        "late": np.append(line.late[first], -1),
+        "t0_ns": np.append(starts[first], working[0]),
+        "t1_ns": np.append(last, working[1]),
+        "ns": np.append(ns, working[2]),
+        "gap_ns": np.append((gap_sum / np.maximum(pieces, 1)).astype(np.int64), 0),
+    }, own
+
+
+def _working_row(gpu: RunGpu) -> tuple[int, int, int]:
+    parts = gpu.trace.parts
+    return parts.begin, parts.end, parts.compute
+
+
+def _create(
+    con: duckdb.DuckDBPyConnection,
+    run: TraceRun,
+    columns: list[dict[str, npt.NDArray[np.generic]]],
+) -> None:
+    con.execute(
+        "CREATE TABLE trace_gpu (place BIGINT, node VARCHAR, gpu INTEGER, rank INTEGER,"
+        " world_size INTEGER, has_operators BOOLEAN, has_calls BOOLEAN, has_gc BOOLEAN)"
+    )
+    for place, gpu in enumerate(run.gpus):
+        file = gpu.file
+        con.execute(
+            "INSERT INTO trace_gpu VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                place,
+                gpu.node,
+                gpu.trace.device if gpu.trace.device >= 0 else None,
+                gpu.rank,
+                run.world_size or file.world_size,
+                file.has_operators,
+                file.has_calls,
+                file.has_python or file.has_gc,
+            ],
+        )
+    names = ("window_id", "place", "kind", "late", "t0_ns", "t1_ns", "ns", "gap_ns")
+    pieces = {
+        name: np.concatenate([mine[name] for mine in columns]).astype(np.int64)
+        if columns
+        else np.empty(0, dtype=np.int64)
+        for name in names
+    }
+    con.register("trace_pieces", pieces)
+    con.execute(f"CREATE TABLE evidence AS {_query()}")
+    con.execute("CREATE TABLE trace_rows AS SELECT window_id, place, kind, ns FROM trace_pieces")
+    con.unregister("trace_pieces")
+
+
+def _query() -> str:
+    empty = [kind for kind in Piece if kind < Piece.TRANSFER]
+    spinning = [kind for kind in Piece if Piece.TRANSFER <= kind < Piece.WORKING]
+    expressions: dict[str, str] = {
+        "window_id": "window_id",
+        "node": "g.node",
+        "gpu": "g.gpu",
+        "uuid": "NULL",
+        "rank": "g.rank",
+        "t0_ns": "t0_ns",
+        "t1_ns": "t1_ns",
+        "d_s": "ns / 1e9",
+        "empty_s": _when(empty),
+        "spinning_s": _when(spinning),
+        "gap_s": f"CASE WHEN kind IN ({_list(empty)}) THEN gap_ns / 1e9 END",
+        "data_workers": f"CASE WHEN kind = {int(Piece.DATA_IN_TRAINER)} THEN 0 END",
+        "launch_late_s": f"CASE WHEN kind = {int(Piece.UNSEEN)} THEN NULL ELSE {_when(_LATE)} END",
+        "coll_transport": "NULL",
+        "late_rank": "l.rank",
+        "world_size": "g.world_size",
+    }
+    for name, kinds in _FILLS.items():
+        expressions[name] = f"CASE {_unknown(name)} ELSE {_when(kinds)} END"
+    body = ", ".join(
+        f'CAST({expressions[column.name]} AS {column.type}) AS "{column.name}"'
+        for column in evidence.COLUMNS
+    )
+    return (
+        f"SELECT {body} FROM trace_pieces p JOIN trace_gpu g ON p.place = g.place"
+        " LEFT JOIN trace_gpu l ON p.late = l.place ORDER BY window_id"
+    )
+
+
+def _unknown(name: str) -> str:
+    """Return the WHEN clauses under which a column is NULL; at least one that never holds."""
+    kinds: list[Piece] = []
+    if name in _HOST_COLUMNS:
+        kinds.extend(_UNSEEN)
+    if name in _LAUNCH_COLUMNS:
+        kinds.append(Piece.UNSEEN)
+    if name in ("coll_wait_s", "coll_transfer_s"):
+        kinds.append(Piece.EXPOSED)
+    clause = f"WHEN kind IN ({_list(kinds)}) THEN NULL" if kinds else "WHEN false THEN NULL"
+    if name in _PYTHON_COLUMNS:
+        # A pause shows as silence, or as one long operator, unless Python frames say what it was.
+        clause += f" WHEN kind IN ({_list((Piece.SILENT, Piece.BUSY))}) AND NOT g.has_gc THEN NULL"
+    return clause
+
+
+def _when(kinds: tuple[Piece, ...] | list[Piece]) -> str:
+    return f"CASE WHEN kind IN ({_list(kinds)}) THEN ns / 1e9 ELSE 0.0 END"
+
+
+def _list(kinds: tuple[Piece, ...] | list[Piece]) -> str:
+    return ", ".join(str(int(kind)) for kind in kinds)

@@ -1,0 +1,139 @@
+"""What a traced run does not hold, why, and which rules are blind for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import duckdb
+
+from whyidle_rules.diagnosis import NotSeen
+from whyidle_rules.report.words import duration, rank_list
+from whyidle_rules.rule import Rule
+from whyidle_rules.trace.device import Piece
+from whyidle_rules.trace.run import TraceRun
+
+# Less than this share of all GPU time is not worth a line.
+WORTH_RATIO = 0.001
+FILES_NAMED_MAX = 20
+
+
+def not_seen(con: duckdb.DuckDBPyConnection, run: TraceRun, rules: Sequence[Rule]) -> list[NotSeen]:
+    """Return what was not seen, the gravest first."""
+    found = [*_files(run), *_ranks(run, rules)]
+    seconds: dict[int, float] = {
+        kind: ns / 1e9
+        for kind, ns in con.execute(
+            "SELECT kind, sum(ns)::DOUBLE FROM trace_rows GROUP BY kind"
+        ).fetchall()
+    }
+    worth = WORTH_RATIO * sum(seconds.values())
+
+    def of(*kinds: Piece) -> float:
+        total = sum(seconds.get(kind, 0.0) for kind in kinds)
+        return total if total > worth else 0.0
+
+    if unseen := of(Piece.UNSEEN):
+        found.append(
+            NotSeen(
+                what=f"which host thread ended {duration(unseen)} of empty time",
+                why="the launch of the next kernel is not in the trace",
+                rules=_reading(rules, "host_busy_s", "host_silent_s", "sync_s", "allocator_s"),
+            )
+        )
+    if unseen := of(Piece.LATE_UNSEEN):
+        found.append(
+            NotSeen(
+                what=f"what the host did in {duration(unseen)} in which it launched late",
+                why="its operators were not recorded; profile with ProfilerActivity.CPU",
+                rules=_reading(rules, "data_wait_s", "host_busy_s", "host_silent_s", "gc_s"),
+            )
+        )
+    frames = all(gpu.file.has_python for gpu in run.gpus)
+    if (unseen := of(Piece.SILENT)) and not frames:
+        found.append(
+            NotSeen(
+                what=f"what the launching thread did in {duration(unseen)} without a record",
+                why="Python frames were not recorded; profile with with_stack=True",
+                rules=_reading(rules, "gc_s", "logging_s", "checkpoint_save_s"),
+            )
+        )
+    if unseen := of(Piece.DATA):
+        found.append(
+            NotSeen(
+                what=f"whether {duration(unseen)} of waiting for data was reading or computing",
+                why="a trace does not hold the processes of the DataLoader workers; record the job "
+                "with `whyidle record`",
+                rules=_in_group(rules, "input"),
+            )
+        )
+    if of(Piece.TRANSFER):
+        found.append(
+            NotSeen(
+                what="what carried the collectives, and how fast it could",
+                why="a trace does not hold the links; record the job with `whyidle record`",
+                rules=_reading(rules, "coll_transport"),
+            )
+        )
+    return found
+
+
+def _files(run: TraceRun) -> list[NotSeen]:
+    found = [
+        NotSeen(what=file.path.name, why=file.refusal or "", rules=[])
+        for file in run.refused[:FILES_NAMED_MAX]
+    ]
+    if len(run.refused) > FILES_NAMED_MAX:
+        more = len(run.refused) - FILES_NAMED_MAX
+        found.append(NotSeen(what=f"{more} more files", why="they are no traces", rules=[]))
+    for file in run.files:
+        if file.refusal is None and file.problems:
+            found.append(
+                NotSeen(
+                    what=f"part of {file.path.name}",
+                    why="; ".join(file.problems),
+                    rules=[],
+                )
+            )
+        if file.refusal is None and not file.devices:
+            found.append(
+                NotSeen(
+                    what=f"any GPU work in {file.path.name}",
+                    why="no kernel, copy or set is in it; profile with ProfilerActivity.CUDA",
+                    rules=[],
+                )
+            )
+    return found
+
+
+def _ranks(run: TraceRun, rules: Sequence[Rule]) -> list[NotSeen]:
+    waiting = _reading(rules, "coll_wait_s", "coll_transfer_s")
+    if run.ranks_clash:
+        return [
+            NotSeen(
+                what="how long ranks waited for each other",
+                why="several files are of the same rank, so they are not one run; diagnose each "
+                "run by itself",
+                rules=waiting,
+            )
+        ]
+    ranks = {gpu.rank for gpu in run.gpus if gpu.rank is not None}
+    if run.world_size is None or len(ranks) >= run.world_size or not run.gpus:
+        return []
+    missing = sorted(set(range(run.world_size)) - ranks)
+    several = len(missing) > 1
+    return [
+        NotSeen(
+            what=f"{rank_list(missing)} of {run.world_size}",
+            why=f"{'their traces are' if several else 'its trace is'} not among the sources, so "
+            "waits for them cannot be told from transfer",
+            rules=waiting,
+        )
+    ]
+
+
+def _reading(rules: Sequence[Rule], *columns: str) -> list[str]:
+    return [rule.id for rule in rules if set(columns) & set(rule.reads)]
+
+
+def _in_group(rules: Sequence[Rule], group: str) -> list[str]:
+    return [rule.id for rule in rules if rule.group == group]
