@@ -19,7 +19,7 @@ from pathlib import Path
 from vgpu.build import SONAME, Unavailable, build
 from vgpu.gpu import Gpu, MigDevice, Process
 from vgpu.layout import Count
-from vgpu.profiles import GpuSpec, a100, h100
+from vgpu.profiles import GpuSpec, a100, b200, h100, v100
 from vgpu.state import ENVIRONMENT, StateFile
 
 _CACHE = Path(__file__).parents[2] / ".cache" / "standin-nvml"
@@ -52,8 +52,8 @@ def standin(
 ) -> Iterator[Standin]:
     """A node of `gpus` GPUs whose state lies in `folder`.
 
-    Raises Unavailable, which pytest counts as a skip, without a C compiler or nvml.h. `without` leaves
-    functions out of the library, as an older driver would.
+    Raises Unavailable, which pytest counts as a skip, without a C compiler or nvml.h. `without`
+    leaves functions out of the library, as an older driver would.
     """
     library = build(cache or _writable(folder), without=without)
     state = StateFile.create(
@@ -91,6 +91,8 @@ __all__ = [
     "StateFile",
     "Unavailable",
     "a100",
+    "b200",
     "h100",
     "standin",
+    "v100",
 ]

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 NVML_ERROR_GPU_IS_LOST = 15
 EVENT_XID = 8  # nvmlEventTypeXidCriticalError
+AMPERE, HOPPER = 7, 9  # nvmlDeviceArchitecture_t
+FABRIC_COMPLETED = 3  # nvmlGpuFabricState_t
+FABRIC_HEALTHY = 1
 _GAUGES = frozenset(name for name, *_ in Gauges._fields_)
 _MEMORY = frozenset(
     ("memory_total_bytes", "memory_reserved_bytes", "memory_used_bytes", "bar1_used_bytes")
@@ -166,6 +169,9 @@ class Gpu:
         raw.cc_major, raw.cc_minor = spec.compute_capability
         raw.pcie_generation_max, raw.pcie_width_max = spec.pcie_generation, 16
         raw.gpm = int(spec.gpm)
+        raw.mig_enabled = 0 if spec.architecture >= AMPERE else ABSENT
+        raw.fabric_state = FABRIC_COMPLETED if spec.architecture >= HOPPER else ABSENT
+        raw.fabric_health_summary = FABRIC_HEALTHY
         raw.bar1_total_bytes = 128 << 30
         for link in range(spec.links):
             raw.link[link].active = 1
@@ -289,6 +295,19 @@ class Gpu:
             self._raw.gpm_unsupported[:] = [0] * (METRICS // 8)
             for metric in without:
                 self._raw.gpm_unsupported[metric // 8] |= 1 << (metric % 8)
+
+    def fields(self, *, without: Iterable[int] = ()) -> None:
+        """Field value ids that this driver does not know."""
+        with self._write():
+            self._raw.field_unsupported[:] = [0] * (METRICS // 8)
+            for field in without:
+                self._raw.field_unsupported[field // 8] |= 1 << (field % 8)
+
+    def fabric(self, *, state: int, clique: int, health_mask: int, summary: int) -> None:
+        """The NVLink domain's registration and health (nvmlGpuFabricInfo)."""
+        with self._write():
+            self._raw.fabric_state, self._raw.fabric_clique = state, clique
+            self._raw.fabric_health_mask, self._raw.fabric_health_summary = health_mask, summary
 
     def processes(self, rows: Sequence[Process]) -> None:
         """The processes on this GPU from now on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -75,22 +75,33 @@ def h100(index: int) -> GpuSpec:
     )
 
 
+def b200(index: int) -> GpuSpec:
+    """A B200 SXM: NVLink 5, whose counters are other field values."""
+    return replace(
+        h100(index),
+        name="NVIDIA B200",
+        architecture=10,
+        compute_capability=(10, 0),
+        link_speed_mbps=53125,
+        nvlink_version=7,
+        memory_total_bytes=183359 * MIB,
+        multiprocessors=148,
+        power_limit_mw=1_000_000,
+        pci_device_id=0x290110DE,
+    )
+
+
 def a100(index: int) -> GpuSpec:
     """An A100 SXM: before GPM, 12 links."""
-    return GpuSpec(
+    return replace(
+        h100(index),
         name="NVIDIA A100-SXM4-80GB",
-        uuid=_uuid(index),
-        serial=f"15600000000{index:02d}",
-        pci_bus=_BUSES[index % 8],
-        pci_domain=index // 8,
-        minor=index,
-        numa_node=(index % 8) // 4,
         architecture=7,
         compute_capability=(8, 0),
         gpm=False,
         links=12,
         link_speed_mbps=25000,
-        nvlink_version=3,
+        nvlink_version=4,
         memory_total_bytes=81920 * MIB,
         memory_reserved_bytes=600 * MIB,
         multiprocessors=108,
@@ -100,4 +111,24 @@ def a100(index: int) -> GpuSpec:
         clock_max_mhz=(1410, 1410, 1593, 1275),
         pcie_generation=4,
         pci_device_id=0x20B210DE,
+    )
+
+
+def v100(index: int) -> GpuSpec:
+    """A V100 SXM2: before MIG and row remapping, 6 links."""
+    return replace(
+        a100(index),
+        name="Tesla V100-SXM2-32GB",
+        architecture=5,
+        compute_capability=(7, 0),
+        links=6,
+        link_speed_mbps=25781,
+        nvlink_version=3,
+        memory_total_bytes=32768 * MIB,
+        multiprocessors=80,
+        power_limit_mw=300_000,
+        power_idle_mw=40_000,
+        clock_max_mhz=(1530, 1530, 877, 1372),
+        pcie_generation=3,
+        pci_device_id=0x1DB510DE,
     )

@@ -146,7 +146,7 @@ class StateFile:
         gpu: int | None = None,
         times: int | None = None,
     ) -> int:
-        """Makes a function block for a while, or until cleared; then it answers or returns `code`."""
+        """Makes a function block for a while, or until cleared; then it answers or fails."""
         block_ns = FOREVER if seconds is None else round(seconds * 1e9)
         return self._arm(function, code, block_ns, gpu, times)
 

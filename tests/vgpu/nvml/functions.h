@@ -79,13 +79,16 @@
     X(nvmlDeviceGetTotalEccErrors)              \
     X(nvmlDeviceGetMemoryErrorCounter)          \
     X(nvmlDeviceGetRemappedRows)                \
+    X(nvmlDeviceGetRemappedRows_v2)             \
     X(nvmlDeviceGetRowRemapperHistogram)        \
     X(nvmlDeviceGetFieldValues)                 \
     X(nvmlDeviceGetNvLinkState)                 \
     X(nvmlDeviceGetNvLinkVersion)               \
     X(nvmlDeviceGetNvLinkErrorCounter)          \
     X(nvmlDeviceGetNvLinkRemoteDeviceType)      \
-    X(nvmlDeviceGetNvLinkRemotePciInfo_v2)      \
+    X(nvmlDeviceGetGpuFabricInfoV)              \
+    X(nvmlDeviceGetGpuFabricInfo_v4)            \
+    X(nvmlDeviceGetC2cModeInfoV)                \
     X(nvmlDeviceGetMigMode)                     \
     X(nvmlDeviceGetMaxMigDeviceCount)           \
     X(nvmlDeviceGetMigDeviceHandleByIndex)      \

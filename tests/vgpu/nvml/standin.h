@@ -108,6 +108,10 @@ struct standin_gauges standin_gauges(const struct device *device);
 /* Mean over the last second, from the energy counter. */
 uint32_t standin_average_power_mw(const struct device *device);
 
+/* Total of one kind of ECC error; NOT_SUPPORTED while ECC is off. */
+nvmlReturn_t standin_ecc_total(const struct standin_gauges *gauges, nvmlMemoryErrorType_t type,
+                               nvmlEccCounterType_t scope, unsigned long long *count);
+
 /* Enumeration. */
 uint32_t standin_device_count(void);
 bool standin_slot_of_index(uint32_t index, uint32_t *slot);

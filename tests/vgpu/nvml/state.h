@@ -27,7 +27,7 @@ enum {
     STANDIN_EVENTS = 256,
     STANDIN_FUNCTIONS = 192,
     STANDIN_SLOTS = 128, /* sample history per GPU; the driver's rings hold 72 to 100 */
-    STANDIN_METRICS = 512,
+    STANDIN_METRICS = 512, /* above every metric and field id */
 };
 
 /* "This device does not have it": the library answers NVML_ERROR_NOT_SUPPORTED. */
@@ -196,7 +196,13 @@ struct standin_gpu {
     uint32_t mig_count;
     uint32_t process_count;
     uint32_t reserved;
-    uint8_t gpm_unsupported[STANDIN_METRICS / 8]; /* bit per metric id */
+    uint8_t gpm_unsupported[STANDIN_METRICS / 8];   /* bit per metric id */
+    uint8_t field_unsupported[STANDIN_METRICS / 8]; /* bit per field id: older drivers know fewer */
+    uint8_t fabric_cluster[16];
+    uint32_t fabric_state; /* nvmlGpuFabricState_t, or absent (before Hopper) */
+    uint32_t fabric_clique;
+    uint32_t fabric_health_mask;
+    uint32_t fabric_health_summary;
     /* Memory changes with every allocation and is not sampled. */
     uint64_t memory_total_bytes;
     uint64_t memory_reserved_bytes;
