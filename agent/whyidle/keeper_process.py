@@ -1,0 +1,82 @@
+"""The keeper as a process: `python -m whyidle.keeper_process`, started by the supervisor."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+
+from whyidle.child import prepare, take_lock
+from whyidle.clock import NS_PER_S, SystemClock
+from whyidle.keeper import Keeper, Retention
+from whyidle.layout import identify
+from whyidle.host import LiveHost
+from whyidle.runner import describe
+
+LOG = logging.getLogger("whyidle.keeper")
+# How often it looks for a finished piece; they come once a minute.
+LOOK_S = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Keep a recording until told to stop; then take over what the sampler left."""
+    parser = argparse.ArgumentParser(prog="whyidle.keeper_process")
+    parser.add_argument("recording", type=Path)
+    parser.add_argument("--node", default=None)
+    parser.add_argument("--root", default="/")
+    parser.add_argument("--merge-at-end", action="store_true")
+    parser.add_argument("--retain-s", type=float, default=None)
+    parser.add_argument("--retain-bytes", type=int, default=None)
+    parser.add_argument("--free-bytes", type=int, default=None)
+    options = parser.parse_args(argv)
+    waiter = prepare("keeper")
+    os.nice(10)
+    clock = SystemClock(waiter.wait_s)
+    host = LiveHost(options.root, clock)
+    identity = identify(host, options.node)
+    # A keeper whose supervisor was killed may still be taking over its last pieces.
+    lock = identity.folder(options.recording) / ".keeper.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    while take_lock(lock) is None and not waiter.stopping():
+        waiter.wait_s(0.2)
+    keeper = Keeper(
+        options.recording,
+        identity,
+        host,
+        pid=os.getpid(),
+        retention=Retention(
+            age_s=options.retain_s,
+            size_bytes=options.retain_bytes,
+            free_bytes=options.free_bytes,
+        ),
+    )
+    failed = False
+    while not waiter.stopping():
+        failed = _try(keeper, drain=False, said=failed)
+        clock.sleep_until(clock.mono_ns() + int(LOOK_S * NS_PER_S))
+    failed = _try(keeper, drain=True, said=False)
+    if options.merge_at_end and not failed:
+        keeper.merge(everything=True)
+    return 1 if failed else 0
+
+
+def _try(keeper: Keeper, *, drain: bool, said: bool) -> bool:
+    """Run a cycle; say once that it failed, and that it works again. Return whether it failed."""
+    try:
+        keeper.cycle(drain=drain)
+    except (OSError, duckdb.Error) as error:
+        if not said:
+            LOG.error("cannot write segments, the spool is kept: %s", describe(error))
+        return True
+    if said:
+        LOG.info("segments are written again")
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,311 @@
+"""The sampler: runs every collector on time and hands a second of rows at a time to the spool.
+
+It imports no DuckDB, and nothing that it waits for can be slow: collectors of blocking sources have
+threads of their own, and the spool is written by one more. All due times are absolute times of the
+monotonic clock, so that lateness never adds up.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from whyidle.clock import NS_PER_S, Clock
+from whyidle.collect.collector import Collector
+from whyidle.host import Host
+from whyidle.runner import Runner, RunObserver, describe
+from whyidle.schema import AgentSelf, CollectorError
+from whyidle.spool import SpoolWriter
+from whyidle.table import Row
+
+FLUSH_NS = NS_PER_S
+# Seconds of rows that wait for a disk that does not answer; 10 kB each.
+QUEUE_LIMIT = 60
+SELF_EVERY_FLUSHES = 5
+# Longest wait for threads when stopping: a source that hangs must not hold the shutdown up.
+JOIN_S = 3.0
+
+Block = dict[type[Row], list[Row]]
+
+
+class Buffer:
+    """Rows since the last flush, by table; collectors of all threads add to it."""
+
+    __slots__ = ("_block", "_lock")
+
+    def __init__(self) -> None:
+        self._block: Block = {}
+        self._lock = threading.Lock()
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add rows of any tables."""
+        with self._lock:
+            block = self._block
+            for row in rows:
+                group = block.get(type(row))
+                if group is None:
+                    block[type(row)] = [row]
+                else:
+                    group.append(row)
+
+    def take(self) -> Block:
+        """Return what was added and begin anew."""
+        with self._lock:
+            block, self._block = self._block, {}
+        return block
+
+
+class Line:
+    """Collectors that run one after another: those of the loop, or those of one blocking source."""
+
+    __slots__ = ("_buffer", "_lock", "_running", "_said_late", "clock", "runners")
+
+    def __init__(self, runners: Sequence[Runner], clock: Clock, buffer: Buffer) -> None:
+        self.runners = tuple(runners)
+        self.clock = clock
+        self._buffer = buffer
+        self._lock = threading.Lock()
+        self._running: tuple[Runner, int] | None = None
+        self._said_late = False
+
+    def step(self) -> int:
+        """Run everything that is due; return when the next run is due, in ns."""
+        for runner in self.runners:
+            with self._lock:
+                now = self.clock.mono_ns()
+                claimed = runner.claim(now)
+                if claimed is None:
+                    continue
+                self._running = (runner, now)
+                self._said_late = False
+            rows = runner.run(*claimed)
+            with self._lock:
+                self._running = None
+                ended = self.clock.mono_ns()
+                if runner.collector.blocking and ended - now >= runner.deadline_ns:
+                    self._say_late(runner, ended)
+            self._buffer.add(rows)
+        return min(runner.next_due_ns for runner in self.runners)
+
+    def watch(self, now_ns: int) -> None:
+        """If a run is past its deadline, say so and account for what it makes the line miss."""
+        with self._lock:
+            if self._running is None:
+                return
+            runner, began = self._running
+            if now_ns - began < runner.deadline_ns:
+                return
+            self._say_late(runner, now_ns)
+            for held_up in self.runners:
+                self._buffer.add(held_up.skip(now_ns))
+
+    def repeated(self, now_ns: int, *, final: bool = False) -> None:
+        """Write down failures that went on."""
+        for runner in self.runners:
+            self._buffer.add(runner.repeated(now_ns, final=final))
+
+    def _say_late(self, runner: Runner, now_ns: int) -> None:
+        if not self._said_late:
+            self._said_late = True
+            self._buffer.add(runner.late(now_ns))
+
+
+@dataclass(slots=True)
+class Written:
+    """What became of blocks: bytes in the recording, rows that could not be written."""
+
+    written_bytes: int = 0
+    rows_lost: int = 0
+
+
+class BlockWriter:
+    """Writes blocks to the spool, in the calling thread; counts what a full disk loses."""
+
+    __slots__ = ("_buffer", "_clock", "_spool", "written")
+
+    def __init__(self, spool: SpoolWriter, clock: Clock, buffer: Buffer) -> None:
+        self._spool = spool
+        self._clock = clock
+        self._buffer = buffer
+        self.written = Written()
+
+    def write(self, block: Block) -> None:
+        """Append a block; a failure is told in the next one that can be written."""
+        try:
+            self._spool.write(block)
+        except Exception as error:  # noqa: BLE001 - what must be said about it goes on the record
+            self.written.rows_lost += sum(len(rows) for rows in block.values())
+            self._tell("failed", "spool", describe(error))
+        for sentence in self._spool.refused:
+            self.written.rows_lost += 1
+            self._tell("refused", sentence.split(" ", 1)[0], sentence)
+        self._spool.refused.clear()
+        self.written.written_bytes = self._spool.written_bytes
+
+    def lose(self, block: Block) -> None:
+        """Count a block that there was no time to write."""
+        self.written.rows_lost += sum(len(rows) for rows in block.values())
+
+    def close(self) -> None:
+        """Finish the piece."""
+        self._spool.close()
+
+    def _tell(self, kind: str, subject: str, message: str) -> None:
+        row = CollectorError(
+            mono_ns=self._clock.mono_ns(),
+            collector="sampler",
+            kind=kind,
+            subject=subject,
+            message=message,
+            repeats=1,
+        )
+        self._buffer.add([row])
+
+
+class WriterThread:
+    """Takes blocks off the loop's hands, so that a slow disk never delays a sample."""
+
+    __slots__ = ("_blocks", "_thread", "_writer")
+
+    def __init__(self, writer: BlockWriter) -> None:
+        self._writer = writer
+        self._blocks: queue.Queue[Block | None] = queue.Queue(QUEUE_LIMIT)
+        self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
+        self._thread.start()
+
+    def write(self, block: Block) -> None:
+        """Queue a block; if the disk has not answered for a minute it is lost, and counted."""
+        try:
+            self._blocks.put_nowait(block)
+        except queue.Full:
+            self._writer.lose(block)
+
+    def close(self) -> None:
+        """Write what is queued and finish the piece, within JOIN_S."""
+        with suppress(queue.Full):
+            self._blocks.put(None, timeout=JOIN_S)
+        self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        while (block := self._blocks.get()) is not None:
+            self._writer.write(block)
+        self._writer.close()
+
+
+class Sampler:
+    """Runs the collectors until it is told to stop.
+
+    `host_for` returns the host of a collector; collectors of one `thread` are asked from one thread
+    only. With `inline` everything runs in the calling thread, in virtual time: replay, simulation.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_clock",
+        "_flushes",
+        "_host",
+        "_line",
+        "_lines",
+        "_pid",
+        "_sink",
+        "_writer",
+    )
+
+    def __init__(
+        self,
+        collectors: Sequence[Collector],
+        host_for: Callable[[Collector], Host],
+        host: Host,
+        spool: SpoolWriter,
+        *,
+        pid: int,
+        inline: bool = False,
+        observer_for: Callable[[Collector], RunObserver | None] = lambda collector: None,
+    ) -> None:
+        self._host = host
+        self._clock = host.clock
+        self._pid = pid
+        self._buffer = Buffer()
+        self._flushes = 0
+        begin = self._clock.mono_ns()
+        groups: dict[str, list[Runner]] = {"": []}
+        for collector in collectors:
+            name = "" if inline else collector.thread
+            runner = Runner(collector, host_for(collector), begin, observer_for(collector))
+            groups.setdefault(name, []).append(runner)
+        inside = groups.pop("")
+        self._line = Line(inside, self._clock, self._buffer) if inside else None
+        self._lines = {
+            name: Line(runners, self._clock, self._buffer) for name, runners in groups.items()
+        }
+        self._writer = BlockWriter(spool, self._clock, self._buffer)
+        self._sink: BlockWriter | WriterThread = (
+            self._writer if inline else WriterThread(self._writer)
+        )
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Sample until `stopping` says so, then flush everything; asks it after every wait."""
+        stop = threading.Event()
+        threads = [
+            threading.Thread(target=_drive, args=(line, stop), name=name, daemon=True)
+            for name, line in self._lines.items()
+        ]
+        for thread in threads:
+            thread.start()
+        flush_at = self._clock.mono_ns() + FLUSH_NS
+        while not stopping():
+            due = self._line.step() if self._line is not None else flush_at
+            now = self._clock.mono_ns()
+            if now >= flush_at:
+                self._flush(now)
+                flush_at += (1 + (now - flush_at) // FLUSH_NS) * FLUSH_NS
+            self._clock.sleep_until(min(due, flush_at))
+        stop.set()
+        for thread in threads:
+            thread.join(JOIN_S / max(1, len(threads)))
+        self._flush(self._clock.mono_ns(), final=True)
+        self._sink.close()
+
+    def _flush(self, now_ns: int, *, final: bool = False) -> None:
+        for line in self._all_lines():
+            line.watch(now_ns)
+            line.repeated(now_ns, final=final)
+        if final or self._flushes % SELF_EVERY_FLUSHES == 0:
+            self._buffer.add([self._self_row(now_ns)])
+        self._flushes += 1
+        self._sink.write(self._buffer.take())
+
+    def _all_lines(self) -> list[Line]:
+        return [*([self._line] if self._line is not None else []), *self._lines.values()]
+
+    def _self_row(self, now_ns: int) -> Row:
+        return AgentSelf(
+            mono_ns=now_ns,
+            part="sampler",
+            pid=self._pid,
+            cpu_ns=self._clock.process_cpu_ns(),
+            rss_bytes=resident_bytes(self._host),
+            written_bytes=self._writer.written.written_bytes,
+            rows_lost=self._writer.written.rows_lost,
+        )
+
+
+def _drive(line: Line, stop: threading.Event) -> None:
+    """Run a line on its own thread. The wait is an event's, so that stopping is at once."""
+    clock = line.clock
+    while not stop.is_set():
+        due = line.step()
+        left_ns = due - clock.mono_ns()
+        if left_ns > 0:
+            stop.wait(left_ns / NS_PER_S)
+
+
+def resident_bytes(host: Host) -> int | None:
+    """Return the resident memory of the calling process, None where /proc does not tell."""
+    try:
+        return int(host.read("proc/self/statm").split()[1]) * 4096
+    except (OSError, ValueError, IndexError):
+        return None
