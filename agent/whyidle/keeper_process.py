@@ -13,9 +13,9 @@ import duckdb
 
 from whyidle.child import prepare, take_lock
 from whyidle.clock import NS_PER_S, SystemClock
+from whyidle.host import LiveHost
 from whyidle.keeper import Keeper, Retention
 from whyidle.layout import identify
-from whyidle.host import LiveHost
 from whyidle.runner import describe
 
 LOG = logging.getLogger("whyidle.keeper")
