@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vgpu.build import SONAME, Unavailable, build
 from vgpu.gpu import Gpu, MigDevice, Process
 from vgpu.layout import Count
+from vgpu.library import SONAME, Unavailable, build
 from vgpu.profiles import GpuSpec, a100, b200, h100, v100
 from vgpu.state import ENVIRONMENT, StateFile
 
