@@ -30,6 +30,8 @@ class Arguments(msgspec.Struct, gc=False, frozen=True):
     device: Any = None
     stream: Any = None
     grid: Any = None
+    bytes: Any = None
+    occupancy: Any = msgspec.field(default=None, name="est. achieved occupancy %")
     inputs: Any = msgspec.field(default=None, name="Concrete Inputs")
     collective: Any = msgspec.field(default=None, name="Collective name")
     group: Any = msgspec.field(default=None, name="Process Group Name")
@@ -143,6 +145,8 @@ class Columns:
     gpu_correlation: array[int] = field(default_factory=lambda: array("q"))
     gpu_blocks: array[int] = field(default_factory=lambda: array("q"))
     gpu_name: array[int] = field(default_factory=lambda: array("i"))
+    gpu_bytes: array[int] = field(default_factory=lambda: array("q"))
+    gpu_occupancy: array[int] = field(default_factory=lambda: array("b"))  # percent
     call_start: array[int] = field(default_factory=lambda: array("q"))
     call_end: array[int] = field(default_factory=lambda: array("q"))
     call_thread: array[int] = field(default_factory=lambda: array("i"))
@@ -264,6 +268,9 @@ class Collector:
         columns.gpu_stream.append(whole(args.stream))
         columns.gpu_correlation.append(whole(args.correlation))
         columns.gpu_blocks.append(_product(args.grid))
+        columns.gpu_bytes.append(whole(args.bytes))
+        occupancy = whole(args.occupancy)
+        columns.gpu_occupancy.append(occupancy if 0 <= occupancy <= 100 else NO_VALUE)
 
     def _device(self, identity: Any) -> int:
         key = whole(identity)

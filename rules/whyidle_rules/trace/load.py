@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whyidle_rules.trace import decode
-from whyidle_rules.trace.decode import NO_VALUE, TIME_MAX_NS
+from whyidle_rules.trace.decode import NO_VALUE, TIME_MAX_NS, Columns
 from whyidle_rules.trace.device import DeviceTrace, analyse
 from whyidle_rules.trace.names import Host
 from whyidle_rules.trace.stream import EventStream, NotATrace, open_trace
@@ -174,24 +174,30 @@ def _collect(
 
 def read(path: Path) -> FileTrace:
     """Read one file; what is wrong with it is in the result, nothing is raised."""
+    return read_columns(path)[0]
+
+
+def read_columns(path: Path) -> tuple[FileTrace, Columns | None]:
+    """Read one file and return its events beside what they say; None where it was refused."""
     trace = FileTrace(path=path)
+    columns = None
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             trace.refusal = "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file"
-            return trace
+            return trace, None
         with open_trace(path) as source:
-            _fill(trace, EventStream(source, decode.decode))
+            columns = _fill(trace, EventStream(source, decode.decode))
     except NotATrace as problem:
         trace.refusal = str(problem)
     except OSError as error:
         trace.refusal = (error.strerror or type(error).__name__).lower()
     except MemoryError:
         trace.refusal = "there is not enough memory for it"
-    return trace
+    return trace, None if trace.refusal else columns
 
 
-def _fill(trace: FileTrace, stream: EventStream) -> None:
+def _fill(trace: FileTrace, stream: EventStream) -> Columns:
     collector = decode.Collector()
     foreign = 0
     batch: decode.Batch
@@ -214,12 +220,12 @@ def _fill(trace: FileTrace, stream: EventStream) -> None:
         if count:
             trace.problems.append(f"{count} event(s) {what}, left out")
     if columns.events == 0:
-        trace.refusal = "it has no events" if not trace.problems else trace.problems[0]
-        return
-    if columns.gpu_start:
+        trace.refusal = trace.problems[0] if trace.problems else "it has no events"
+    elif columns.gpu_start:
         trace.devices = analyse(columns)
         for device in trace.devices:
             device.shift(trace.base_ns)
+    return columns
 
 
 def _describe(trace: FileTrace, header: dict[str, Any]) -> None:
