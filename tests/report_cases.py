@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from whyidle_rules.diagnosis import (
@@ -107,7 +107,7 @@ def diagnosis(
     findings: list[Finding] | None = None,
     not_seen: list[NotSeen] | None = None,
     quality: Quality = UNKNOWN_QUALITY,
-    job: dict[str, object] | None = None,
+    job: Mapping[str, object] | None = None,
 ) -> Diagnosis:
     empty_s = math.fsum(one.empty_s for one in gpus)
     spinning_s = math.fsum(one.spinning_s for one in gpus)
@@ -124,7 +124,7 @@ def diagnosis(
         begin_ns=None,
         end_ns=None,
         nodes=sorted({one.node for one in gpus}),
-        job=job,
+        job=None if job is None else dict(job),
     )
     root_causes = roots(ledger, totals.idle_s)
     return Diagnosis(
@@ -402,6 +402,70 @@ def own_loading() -> Diagnosis:
     )
 
 
+def mixed() -> Diagnosis:
+    """Three late ranks, many causes, more findings than fit, and a good part unknown."""
+    late = {1: ("storage", "fuse_read"), 4: ("host_pause", "gc"), 6: ("slow_compute", "more_work")}
+    waits = {1: 21.0, 4: 9.0, 6: 4.5}
+    own: list[tuple[str, str, float]] = [
+        ("unattributed", "unexplained", 14.0),
+        ("cpu_preprocessing", "worker_cpu", 11.5),
+        ("host_pause", "launch_bound", 3.25),
+        ("host_transfer", "pageable_copy", 2.125),
+        ("host_pause", "compile", 1.4),
+        ("lifecycle", "evaluation", 0.9),
+        ("storage", "checkpoint_write", 0.35),
+        ("host_pause", "logging", 0.04),
+    ]
+    gpus: list[GpuLedger] = []
+    ledger: list[LedgerRow] = []
+    for rank in range(8):
+        waited = {one: s for one, s in waits.items() if one != rank}
+        parts = list(own)
+        if rank in late and late[rank][0] != "slow_compute":
+            parts.append((*late[rank], waits[rank]))
+        causes: dict[str, float] = {"collective": math.fsum(waited.values())}
+        for cause, subcause, seconds in parts:
+            causes[cause] = causes.get(cause, 0.0) + seconds
+            grade: Grade | None = None if cause == "unattributed" else "observed"
+            ledger.append(row(cause, subcause, seconds, rank=rank, grade=grade))
+        ledger += [
+            row("collective", "late_rank", 0.0, s, where="rank", rank=one, root=late[one])
+            for one, s in waited.items()
+        ]
+        gpus.append(
+            gpu(
+                rank,
+                120.0,
+                empty_s=math.fsum(s for _, _, s in parts),
+                spinning_s=math.fsum(waited.values()),
+                causes=causes,
+                waited_for={str(one): s for one, s in waited.items()},
+            )
+        )
+    return diagnosis(
+        gpus,
+        ledger,
+        kind="recording",
+        source=["run-7"],
+        findings=[
+            finding(
+                subcause,
+                cause,
+                subcause,
+                8 * seconds,
+                title=f"What {subcause.replace('_', ' ')} looks like",
+                says=f"It took {seconds} s on every rank.",
+                advice="Do less of it.",
+                severity="critical" if seconds > 10 else "warning" if seconds > 2 else "info",
+                grade="observed",
+                ranks=list(range(8)),
+            )
+            for cause, subcause, seconds in own
+            if cause != "unattributed"
+        ],
+    )
+
+
 def hostile() -> Diagnosis:
     """Every string that comes out of a recording is an attack or an accident."""
     escape = "\x1b[31mred\x1b]0;title\x07\x1b[2J"
@@ -471,5 +535,6 @@ CASES = {
     "no_gpu_events": no_gpu_events,
     "all_unattributed": all_unattributed,
     "own_loading": own_loading,
+    "mixed": mixed,
     "hostile": hostile,
 }

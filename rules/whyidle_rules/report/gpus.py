@@ -11,7 +11,7 @@ from rich.text import Text
 
 from whyidle_rules.diagnosis import Diagnosis, GpuLedger
 from whyidle_rules.report.pen import STYLE_DIM, STYLE_TITLE, Pen, grid
-from whyidle_rules.report.places import node_name
+from whyidle_rules.report.places import Cluster, cluster
 from whyidle_rules.report.words import (
     duration,
     gpu_time,
@@ -37,24 +37,32 @@ def side_by_side(pen: Pen, d: Diagnosis) -> Iterable[RenderableType]:
     if not d.gpus or (len(d.gpus) == 1 and not pen.verbose):
         return
     late = _waited_on(d.gpus)
+    known = cluster(d.gpus)
     chosen, hidden = _choose(d.gpus, late, pen.verbose)
     title = Text("GPUs side by side", style=STYLE_TITLE)
     if hidden:
         title.append(f" (most idle first; {plural(hidden, 'GPU')} not shown)", style=STYLE_DIM)
     yield title
-    widest = max(cell_len(_name(pen, gpu, d.gpus)) for _, gpu in chosen)
-    cells = min(max(pen.columns // 5, 10), 32)
-    idle = max(len(_idle(gpu)) for _, gpu in chosen)
-    table = grid(("left", widest), ("left", cells), ("right", idle), ("left", None))
+    lines: list[tuple[str, GpuLedger | None]] = []
     position = 0
     for place, gpu in chosen:
         if place > position:
-            table.add_row("", Text(f"{pen.glyphs.ellipsis} {place - position:,} more", STYLE_DIM))
+            lines.append((f"{pen.glyphs.ellipsis} {place - position:,} more", None))
+        lines.append((_name(pen, gpu, known), gpu))
         position = place + 1
-        parts = (gpu.working_s, gpu.empty_s, gpu.spinning_s)
-        table.add_row(
-            "", _name(pen, gpu, d.gpus), pen.split(parts, cells), _idle(gpu), _words(pen, gpu, late)
-        )
+    cells = min(max(pen.columns // 5, 10), 32)
+    table = grid(
+        ("left", max(cell_len(name) for name, _ in lines)),
+        ("left", cells),
+        ("right", max(len(_idle(gpu)) for _, gpu in chosen)),
+        ("left", None),
+    )
+    for name, one in lines:
+        if one is None:
+            table.add_row("", Text(name, STYLE_DIM))
+        else:
+            bar = pen.split((one.working_s, one.empty_s, one.spinning_s), cells)
+            table.add_row("", name, bar, _idle(one), _words(pen, one, late))
     yield table
 
 
@@ -91,9 +99,8 @@ def _waited_on(gpus: Sequence[GpuLedger]) -> dict[int, float]:
     return {rank: seconds for rank, seconds in sums.items() if seconds > floor}
 
 
-def _name(pen: Pen, gpu: GpuLedger, gpus: Sequence[GpuLedger]) -> str:
-    nodes = {other.node for other in gpus}
-    node = pen.short(node_name(gpu.node, nodes), _NODE_CELLS) if len(nodes) > 1 else ""
+def _name(pen: Pen, gpu: GpuLedger, known: Cluster) -> str:
+    node = pen.short(known.node(gpu.node), _NODE_CELLS) if len(known.nodes) > 1 else ""
     if gpu.rank is not None:
         return f"rank {gpu.rank} {node}".rstrip()
     if gpu.gpu is not None:

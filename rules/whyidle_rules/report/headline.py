@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 
 from whyidle_rules.diagnosis import Finding, GpuLedger, LedgerRow, RootCause, Run, Totals
-from whyidle_rules.report.places import place, waiting
+from whyidle_rules.report.places import cluster, waiting
 from whyidle_rules.report.roots import RootGroup, group_roots, is_sure
-from whyidle_rules.report.rounding import Figure, Figures, figures
+from whyidle_rules.report.rounding import Figures, figures
 from whyidle_rules.report.words import as_number, clause, gpu_time, percent, title_inside
 
 # Under this share of idle time a job is healthy, and naming a cause would send people after noise.
@@ -31,6 +31,8 @@ _ALMOST_ALL_RATIO = 0.95
 _SAME_COST_RATIO = 0.99
 
 _UNATTRIBUTED = "unattributed"
+# Unattributed, and still something to say: the clause is a reason, if not the last one.
+_HALF_KNOWN = frozenset({"data_wait", "kernel_gap"})
 
 # Which recording would tell, by the kind that was diagnosed; None stands for any other subcause.
 _TELLS: dict[str, dict[str | None, str]] = {
@@ -66,23 +68,19 @@ def headline(
     """
     if not gpus or totals.gpu_s <= 0:
         return _nothing(run)
-    digits = figures(totals)
     if totals.idle_s < BUSY_RATIO * totals.gpu_s:
-        return _busy(totals, digits, len(gpus))
+        return _busy(totals, figures(totals), len(gpus))
     groups = group_roots(root_causes, ledger)
-    printed = digits.parts([group.idle_s for group in groups])
-    named = [
-        (group, figure)
-        for group, figure in zip(groups, printed, strict=True)
-        if group.cause != _UNATTRIBUTED
-    ]
+    named = [group for group in groups if group.cause != _UNATTRIBUTED]
     unknown = [group for group in groups if group.cause == _UNATTRIBUTED]
     unknown_s = math.fsum(group.idle_s for group in unknown)
-    start = f"{_subject(len(gpus))} idle {digits.idle().share} of the time"
+    start = f"{_subject(len(gpus))} idle {percent(totals.idle_s / totals.gpu_s)} of the time"
     if not named or unknown_s > _MOSTLY_UNKNOWN_RATIO * totals.idle_s:
-        return start + _unknown(unknown, totals, gpus, run) + _largest_known(named, totals) + "."
-    group, figure = named[0]
-    body = _cause(group, totals, gpus, findings) + _cost(group, figure, findings)
+        return (
+            start + _unknown(unknown, totals, gpus, run) + _largest_known(named, totals, gpus) + "."
+        )
+    first = named[0]
+    body = _cause(first, totals, gpus, findings) + _cost(first, totals, findings)
     return start + body + _rest(unknown_s, totals) + "."
 
 
@@ -106,16 +104,8 @@ def _busy(totals: Totals, digits: Figures, count: int) -> str:
     start = f"{_subject(count)} busy: working {digits.share(digits.working, totals.working_s)}"
     if totals.idle_s <= 0:
         return f"{start} of the time and never idle."
-    idle = digits.idle()
-    cost = _gpu_time(idle, totals.idle_s)
-    return f"{start} of the time, idle {idle.share} ({cost}), too little to chase."
-
-
-def _gpu_time(figure: Figure, seconds: float) -> str:
-    """Write a time as it is printed in the tables, as GPU time: "9.12 s" is 9.12 GPU-seconds."""
-    number, _, unit = figure.time.rpartition(" ")
-    words = {"s": "GPU-seconds", "min": "GPU-minutes", "h": "GPU-hours"}
-    return f"{number} {words[unit]}" if unit in words else gpu_time(seconds)
+    cost = f"{digits.idle().share} ({gpu_time(totals.idle_s)})"
+    return f"{start} of the time, idle {cost}, too little to chase."
 
 
 def _cause(
@@ -137,7 +127,7 @@ def _cause(
             comma = ", " if probably or part else " "
             late = f"{found.pronoun} late{comma}{probably}{part}{because}"
             return f": {found.sentence}, {late.replace('because a rank ', 'because it ')}"
-    where = place(group, gpus)
+    where = cluster(gpus).place(group)
     if where:
         where = f" on {where}" if group.is_only_there else f", mostly on {where}"
     return f", {_extent(group, totals)} {probably}{because}{where}"
@@ -161,15 +151,19 @@ def _extent(group: RootGroup, totals: Totals) -> str:
     return "the largest known part"
 
 
-def _cost(group: RootGroup, figure: Figure, findings: Sequence[Finding]) -> str:
+def _cost(group: RootGroup, totals: Totals, findings: Sequence[Finding]) -> str:
     """Say what it costs, and what fixing it returns at most where a rule knows better."""
-    cost = f"{_gpu_time(figure, group.idle_s)}, {figure.share} of all GPU time"
-    if group.outside_s >= _MOST_RATIO * group.idle_s or group.subcause == "exposed":
+    cost = f"{gpu_time(group.idle_s)}, {percent(group.idle_s / totals.gpu_s)} of all GPU time"
+    if group.outside_s >= _MOST_RATIO * group.idle_s or _is_alone(group):
         return f"; that is {cost}, and recordings of all ranks would tell more"
     returned = _returned_s(group, findings)
     if returned is None or returned >= _SAME_COST_RATIO * group.idle_s:
         return f"; fixing it returns at most {cost}"
     return f"; that cost {cost}, and fixing it returns at most {gpu_time(returned)}"
+
+
+def _is_alone(group: RootGroup) -> bool:
+    return (group.cause, group.subcause) == ("collective", "exposed")
 
 
 def _returned_s(group: RootGroup, findings: Sequence[Finding]) -> float | None:
@@ -187,7 +181,7 @@ def _returned_s(group: RootGroup, findings: Sequence[Finding]) -> float | None:
 def _rest(unknown_s: float, totals: Totals) -> str:
     if unknown_s < _MENTION_RATIO * totals.idle_s:
         return ""
-    return f"; for another {percent(unknown_s / totals.gpu_s)} of it no cause is known"
+    return f"; for another {percent(unknown_s / totals.gpu_s)} of all GPU time no cause is known"
 
 
 def _unknown(
@@ -199,22 +193,31 @@ def _unknown(
     main = groups[0]
     tells = _TELLS[run.kind].get(main.subcause, _TELLS[run.kind][None])
     reason = clause(main.cause, main.subcause)
-    if main.waited_s >= _WAITED_RATIO * main.idle_s:
-        found = waiting(main, gpus)
-        if found:
-            return f": {found.sentence}, and why is not known ({reason}); {tells}"
+    share = percent(main.idle_s / totals.gpu_s)
+    is_half_known = main.subcause in _HALF_KNOWN
+    found = waiting(main, gpus) if main.waited_s >= _WAITED_RATIO * main.idle_s else None
+    if found:
+        late = f"{found.pronoun} late because {reason}"
+        why = late if is_half_known else f"and why is not known ({reason})"
+        return (
+            f": {found.sentence}, {why}; that is {gpu_time(main.idle_s)}, {share} of all GPU time; "
+            f"{tells}"
+        )
+    if is_half_known:
+        return f", {_extent(main, totals)} ({share} of all GPU time) because {reason}; {tells}"
     unknown_s = math.fsum(group.idle_s for group in groups)
-    share = percent(unknown_s / totals.gpu_s)
-    if main.subcause == "kernel_gap":
-        return f", most of it ({share}) because {reason}; {tells}"
     if unknown_s >= _ALMOST_ALL_RATIO * totals.idle_s:
         return f" and no cause is known: {reason}; {tells}"
+    share = percent(unknown_s / totals.gpu_s)
     return f" and for most of it ({share}) no cause is known: {reason}; {tells}"
 
 
-def _largest_known(named: Sequence[tuple[RootGroup, Figure]], totals: Totals) -> str:
-    if not named or named[0][0].idle_s < _MENTION_KNOWN_RATIO * totals.gpu_s:
+def _largest_known(named: Sequence[RootGroup], totals: Totals, gpus: Sequence[GpuLedger]) -> str:
+    if not named or named[0].idle_s < _MENTION_KNOWN_RATIO * totals.gpu_s:
         return ""
-    group, figure = named[0]
+    group = named[0]
+    share = percent(group.idle_s / totals.gpu_s)
     probably = "" if is_sure(group.grade) else "probably "
-    return f"; the largest known part ({figure.share}) is {probably}{title_inside(group.cause)}"
+    where = cluster(gpus).place(group)
+    what = title_inside(group.cause) + (f" on {where}" if where else "")
+    return f"; the largest known part ({share}) is {probably}{what}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -78,7 +79,7 @@ def _job(pen: Pen, run: Run) -> str:
     return f", job: {', '.join(fields[:_MAX_JOB_FIELDS])}" if fields else ""
 
 
-def _names(pen: Pen, names: list[str], *, keep: str = "middle") -> str:
+def _names(pen: Pen, names: list[str], *, keep: Literal["middle", "end"] = "middle") -> str:
     cells = min(_NAME_CELLS, pen.columns - 12)
     kept = names if pen.verbose else names[:_MAX_NAMES]
     text = ", ".join(pen.short(name, cells, keep=keep) for name in kept)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from whyidle.causes import BY_SLUG
+from whyidle_rules.report.cells import cut
 from whyidle_rules.report.rounding import apportion
-from whyidle_rules.report.words import clean, cut
+from whyidle_rules.report.words import clean
 
 # Narrower than this nothing lines up; wider than this the eye loses the line.
 MIN_COLUMNS = 40
@@ -70,16 +72,17 @@ class Pen:
         """Make `text` harmless, and ASCII where nothing else can be printed."""
         return clean(text, ascii_only=self.ascii_only)
 
-    def short(self, text: str, cells: int, *, keep: str = "middle") -> str:
+    def short(self, text: str, cells: int, *, keep: Literal["middle", "end"] = "middle") -> str:
         """Clean a name and cut it to `cells`."""
         return cut(self.clean(text), cells, ellipsis=self.glyphs.ellipsis, keep=keep)
 
     def prose(self, text: str, style: Style | None = None) -> Text:
-        """Clean a sentence; numbers keep their unit on the same line."""
+        """Clean a sentence; numbers stay with their unit, ranks with theirs."""
         words = self.clean(text).split(" ")
         glued = words[0]
         for before, word in pairwise(words):
-            joined = before[-1:].isdigit() and word.rstrip(".,;:)") in _UNITS
+            is_unit = before[-1:].isdigit() and word.rstrip(".,;:)") in _UNITS
+            joined = is_unit or (before in {"rank", "ranks"} and word[:1].isdigit())
             glued += (GLUE if joined else " ") + word
         return Text(glued, style=style or "")
 
@@ -139,7 +142,7 @@ def grid(*columns: tuple[str, int | None]) -> Table:
     return table
 
 
-def names_ascii_only(encoding: str | None) -> bool:
+def needs_ascii(encoding: str | None) -> bool:
     """Say whether an output encoding cannot carry the characters of the report."""
     glyphs = UNICODE
     try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from whyidle_rules.diagnosis import GpuLedger
 from whyidle_rules.report.roots import RootGroup
-from whyidle_rules.report.words import clean, cut, duration, gpu_time, plural, rank_list
+from whyidle_rules.report.words import clean, duration, gpu_time, plural, rank_list, shorten
 
 # Waits under this share of the longest one are ordinary jitter.
 _NOISE_RATIO = 0.05
@@ -19,7 +20,7 @@ _MAX_LATE = 3
 # A cause with this share of the waiting explains it; from the second one on, most of it.
 _EXPLAINED_RATIO = 0.9
 _MOSTLY_RATIO = 0.5
-_NODE_CELLS = 40
+_NODE_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,39 +33,59 @@ class Waiting:
     mostly: bool
 
 
-def node_name(node: str, nodes: Collection[str]) -> str:
-    """Return a node name that is safe and short: without its domain where that says nothing."""
-    host = node.partition(".")[0]
-    alike = sum(other.partition(".")[0] == host for other in set(nodes) | {node})
-    return cut(clean(node if alike > 1 or host.isdigit() else host), _NODE_CELLS, ellipsis="...")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The ranks and nodes of a run, and how to name them; `hosts` counts short host names."""
 
+    ranks: frozenset[int]
+    nodes: frozenset[str]
+    hosts: Mapping[str, int]
+    gpus: int
 
-def who(ranks: Collection[int], nodes: Collection[str], gpus: Sequence[GpuLedger]) -> str:
-    """Return "rank 2", "all 8 ranks", "ranks 56-63 (node-7)", "32 ranks"."""
-    everyone = {gpu.rank for gpu in gpus if gpu.rank is not None}
-    if len(everyone) > 1 and everyone == set(ranks):
-        return "both ranks" if len(everyone) == 2 else f"all {len(everyone)} ranks"
-    # A single node of a single-node run says nothing new.
-    known = {gpu.node for gpu in gpus}
-    there = ""
-    if len(known) > 1 and len(nodes) == 1:
-        there = f" ({node_name(next(iter(nodes)), known)})"
-    return rank_list(ranks) + there
+    def node(self, node: str) -> str:
+        """Return a node name that is safe and short: without its domain where that says nothing."""
+        host = node.partition(".")[0]
+        is_clear = self.hosts.get(host, 0) == 1 and node in self.nodes and not host.isdigit()
+        return shorten(clean(host if is_clear else node), _NODE_CHARS)
 
+    def who(self, ranks: Collection[int], nodes: Collection[str]) -> str:
+        """Return "rank 2", "all 8 ranks", "ranks 56-63 (node-7)", "32 ranks"."""
+        if len(self.ranks) > 1 and self.ranks == set(ranks):
+            return "both ranks" if len(self.ranks) == 2 else f"all {len(self.ranks):,} ranks"
+        # A single node of a single-node run says nothing new.
+        is_news = len(self.nodes) > 1 and len(nodes) == 1
+        there = f" ({self.node(next(iter(nodes)))})" if is_news else ""
+        return rank_list(ranks) + there
 
-def place(group: RootGroup, gpus: Sequence[GpuLedger]) -> str:
-    """Return "rank 2", "ranks 56-63 (node-7)", "node-7"; "" where a cause arose on nothing."""
-    origins = group.main_origins
-    nodes = {row.node for row in origins if row.node is not None}
-    ranks = {row.rank for row in origins if row.rank is not None}
-    if len(gpus) == 1:
+    def origin(self, node: str | None, rank: int | None) -> str:
+        """Name one place at which a cause arose."""
+        if rank is not None:
+            return self.who({rank}, set() if node is None else {node})
+        return "no rank of its own" if node is None else self.node(node)
+
+    def place(self, group: RootGroup) -> str:
+        """Return "rank 2", "ranks 56-63 (node-7)", "node-7"; "" where it arose on nothing."""
+        origins = group.main_origins
+        nodes = {row.node for row in origins if row.node is not None}
+        ranks = {row.rank for row in origins if row.rank is not None}
+        if self.gpus == 1:
+            return ""
+        if ranks and all(row.rank is not None for row in origins):
+            return self.who(ranks, nodes)
+        if len(nodes) == 1 and len(self.nodes) > 1:
+            return self.node(next(iter(nodes)))
         return ""
-    if ranks and all(row.rank is not None for row in origins):
-        return who(ranks, nodes, gpus)
-    known = {gpu.node for gpu in gpus}
-    if len(nodes) == 1 and len(known) > 1:
-        return node_name(next(iter(nodes)), known)
-    return ""
+
+
+def cluster(gpus: Sequence[GpuLedger]) -> Cluster:
+    """Gather what there is to name."""
+    nodes = frozenset(gpu.node for gpu in gpus)
+    return Cluster(
+        ranks=frozenset(gpu.rank for gpu in gpus if gpu.rank is not None),
+        nodes=nodes,
+        hosts=Counter(node.partition(".")[0] for node in nodes),
+        gpus=len(gpus),
+    )
 
 
 def waiting(group: RootGroup, gpus: Sequence[GpuLedger]) -> Waiting | None:
@@ -73,16 +94,17 @@ def waiting(group: RootGroup, gpus: Sequence[GpuLedger]) -> Waiting | None:
     late = {row.rank for row in origins if row.rank is not None}
     if not late or any(row.rank is None for row in origins):
         return None
-    target = who(late, {row.node for row in origins if row.node is not None}, gpus)
+    known = cluster(gpus)
+    target = known.who(late, {row.node for row in origins if row.node is not None})
     if len(late) > _MAX_LATE:
-        target = f"whichever of {target} came last"
+        target = f"one or another of {target}"
     waits = [(gpu, math.fsum(gpu.waited_for.get(str(rank), 0.0) for rank in late)) for gpu in gpus]
     total = math.fsum(seconds for _, seconds in waits)
     longest = max((seconds for _, seconds in waits), default=0.0)
     waits = [(gpu, s) for gpu, s in waits if s > 0 and s >= _NOISE_RATIO * longest]
     in_what = _in_what(group)
     if waits:
-        subject = _waiters([gpu for gpu, _ in waits], late, gpus)
+        subject = _waiters([gpu for gpu, _ in waits], known.ranks - late)
         spent = _spent([seconds for _, seconds in waits])
     else:
         subject, spent = "other GPUs", gpu_time(group.waited_s)
@@ -104,13 +126,12 @@ def _in_what(group: RootGroup) -> str:
     return {"collective": " in collectives", "pipeline_bubble": " in the pipeline"}.get(main, "")
 
 
-def _waiters(waiters: Sequence[GpuLedger], late: set[int], gpus: Sequence[GpuLedger]) -> str:
+def _waiters(waiters: Sequence[GpuLedger], others: frozenset[int]) -> str:
     ranks = {gpu.rank for gpu in waiters if gpu.rank is not None}
     if any(gpu.rank is None for gpu in waiters):
         return plural(len(waiters), "GPU")
-    others = {gpu.rank for gpu in gpus if gpu.rank is not None} - late
     if len(others) > 3 and ranks == others:
-        return f"all {len(others)} other ranks"
+        return f"all {len(others):,} other ranks"
     return rank_list(ranks)
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from whyidle_rules.diagnosis import Totals
 
-# Below this share of idle time whole percents would hide everything, so one digit more is shown.
-_FINE_BELOW_RATIO = 0.1
+# Tables show one digit more than sentences do: what the sum moves a part by stays out of sight.
+_PERCENT_DECIMALS = 1
+_ALL = 100 * 10**_PERCENT_DECIMALS
+_TIME_DIGITS = 4
 
 _UNITS: tuple[tuple[str, float, float], ...] = (
     ("ms", 1e-3, 1.0),
-    ("s", 1.0, 120.0),
+    ("s", 1.0, 600.0),
     ("min", 60.0, 7200.0),
     ("h", 3600.0, math.inf),
 )
@@ -49,12 +51,11 @@ class Figure:
 class Figures:
     """How one report rounds: shares of all GPU time, and idle times in one unit.
 
-    `working`, `empty` and `spinning` are whole units of 10^-decimals percent and sum to 100 %;
-    `idle_times` is the idle total in whole units of 10^-time_decimals `time_unit`.
+    `working`, `empty` and `spinning` are whole tenths of a percent and sum to 100 %; `idle_times`
+    is the idle total in whole units of 10^-time_decimals `time_unit`.
     """
 
     totals: Totals
-    decimals: int
     working: int
     empty: int
     spinning: int
@@ -64,11 +65,10 @@ class Figures:
 
     def share(self, units: int, seconds: float) -> str:
         """Write a share; a part that rounds to nothing or to everything says so."""
-        whole = 100 * 10**self.decimals
         if units == 0 and seconds > 0:
             return f"<{self._percent(1)}"
-        if units == whole and self.totals.gpu_s - seconds > 1e-9 * self.totals.gpu_s:
-            return f">{self._percent(whole - 1)}"
+        if units == _ALL and self.totals.gpu_s - seconds > 1e-9 * self.totals.gpu_s:
+            return f">{self._percent(_ALL - 1)}"
         return self._percent(units)
 
     def parts(self, seconds: Sequence[float], *, keep: int | None = None) -> list[Figure]:
@@ -101,7 +101,7 @@ class Figures:
         )
 
     def _percent(self, units: int) -> str:
-        return f"{units / 10**self.decimals:.{self.decimals}f} %"
+        return f"{units / 10**_PERCENT_DECIMALS:.{_PERCENT_DECIMALS}f} %"
 
     def _time(self, units: int, seconds: float) -> str:
         text = f"{max(units, 1) / 10**self.time_decimals:,.{self.time_decimals}f}"
@@ -112,16 +112,14 @@ class Figures:
 
 def figures(totals: Totals) -> Figures:
     """Choose the roundings of a report from its totals; `totals.gpu_s` must be above 0."""
-    decimals = 0 if totals.idle_s >= _FINE_BELOW_RATIO * totals.gpu_s else 1
     parts = (totals.working_s, totals.empty_s, totals.spinning_s)
-    working, empty, spinning = apportion(parts, 100 * 10**decimals)
+    working, empty, spinning = apportion(parts, _ALL)
     # The unit is chosen after rounding, so that 0.9997 s does not read 1000 ms.
     rounded = float(f"{totals.idle_s:.3g}")
     unit, unit_s, _ = next((row for row in _UNITS if rounded < row[2]), _UNITS[-1])
     time_decimals = _decimals(rounded / unit_s)
     return Figures(
         totals=totals,
-        decimals=decimals,
         working=working,
         empty=empty,
         spinning=spinning,
@@ -132,7 +130,7 @@ def figures(totals: Totals) -> Figures:
 
 
 def _decimals(value: float) -> int:
-    """Digits after the point that give the total three significant ones, at most three."""
+    """Digits after the point that give the total four significant ones, at least one."""
     if value <= 0:
-        return 0
-    return min(max(2 - math.floor(math.log10(value)), 0), 3)
+        return 1
+    return min(max(_TIME_DIGITS - 1 - math.floor(math.log10(value)), 1), _TIME_DIGITS - 1)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from whyidle_rules.diagnosis import Diagnosis, LedgerRow
 from whyidle_rules.report.pen import STYLE_DIM, STYLE_TITLE, Pen, colour, grid
-from whyidle_rules.report.places import node_name, place, who
+from whyidle_rules.report.places import Cluster, cluster
 from whyidle_rules.report.roots import RootGroup, group_roots, is_sure, weakest
 from whyidle_rules.report.rounding import Figure, figures
 from whyidle_rules.report.words import clause, percent, title, title_inside
@@ -27,9 +27,10 @@ def ledger(pen: Pen, d: Diagnosis) -> Iterable[RenderableType]:
     if d.totals.idle_s <= 0:
         return
     groups = group_roots(d.root_causes, d.ledger)
+    known = cluster(d.gpus)
     if groups:
         yield _title("Where the idle time arose", "GPU time, share of all GPU time")
-        texts = [_arose(pen, group, d) for group in groups]
+        texts = [_arose(pen, group, known, d.totals.gpu_s) for group in groups]
         yield _table(pen, d, texts, [group.idle_s for group in groups], groups)
     felt = _by_felt(d.ledger)
     is_same = all(row.root.where == "self" for row in d.ledger)
@@ -37,7 +38,7 @@ def ledger(pen: Pen, d: Diagnosis) -> Iterable[RenderableType]:
         if groups:
             yield Text()
         yield _title("Where the same time was felt", "what each GPU itself was doing")
-        texts = [_felt(pen, rows, d) for rows in felt]
+        texts = [_felt(pen, rows, known) for rows in felt]
         yield _table(pen, d, texts, [_sum(rows) for rows in felt], [rows[0] for rows in felt])
 
 
@@ -86,29 +87,25 @@ def _widest(texts: Sequence[str]) -> int:
     return max(len(text) for text in texts)
 
 
-def _arose(pen: Pen, group: RootGroup, d: Diagnosis) -> Text:
-    where = place(group, d.gpus)
+def _arose(pen: Pen, group: RootGroup, known: Cluster, gpu_s: float) -> Text:
+    where = known.place(group)
     if where:
         where = f"on {where}" if group.is_only_there else f"mostly on {where}"
     is_doubtful = group.cause != "unattributed" and not is_sure(group.grade)
-    origins = [
-        f"{_origin_name(row.node, row.rank, d)} {percent(row.idle_s / d.totals.gpu_s)}"
-        for row in group.origins
-    ]
+    origins = ""
+    if pen.verbose and len(group.origins) > 1:
+        shares = [
+            f"{known.origin(row.node, row.rank)} {percent(row.idle_s / gpu_s)}"
+            for row in group.origins
+        ]
+        origins = f"[{', '.join(shares)}]"
     return pen.phrase(
         (title(group.cause), colour(group.cause) + STYLE_TITLE),
         (where, STYLE_TITLE),
         (f": {clause(group.cause, group.subcause)}", None),
         ("(probably)" if is_doubtful else "", STYLE_DIM),
-        (f"[{', '.join(origins)}]" if pen.verbose and len(origins) > 1 else "", STYLE_DIM),
+        (origins, STYLE_DIM),
     )
-
-
-def _origin_name(node: str | None, rank: int | None, d: Diagnosis) -> str:
-    nodes = set() if node is None else {node}
-    if rank is not None:
-        return who({rank}, nodes, d.gpus)
-    return "no rank of its own" if node is None else node_name(node, {gpu.node for gpu in d.gpus})
 
 
 def _by_felt(rows: Sequence[LedgerRow]) -> list[list[LedgerRow]]:
@@ -120,9 +117,9 @@ def _by_felt(rows: Sequence[LedgerRow]) -> list[list[LedgerRow]]:
     return sorted(by_pair.values(), key=lambda rows: (-_sum(rows), rows[0].cause, rows[0].subcause))
 
 
-def _felt(pen: Pen, rows: Sequence[LedgerRow], d: Diagnosis) -> Text:
+def _felt(pen: Pen, rows: Sequence[LedgerRow], known: Cluster) -> Text:
     first = rows[0]
-    notes = [note for note in (weakest(rows), _from(pen, rows, d)) if note]
+    notes = [note for note in (weakest(rows), _from(pen, rows, known)) if note]
     return pen.phrase(
         (title(first.cause), colour(first.cause) + STYLE_TITLE),
         (f": {clause(first.cause, first.subcause)}", None),
@@ -130,11 +127,16 @@ def _felt(pen: Pen, rows: Sequence[LedgerRow], d: Diagnosis) -> Text:
     )
 
 
-def _from(pen: Pen, rows: Sequence[LedgerRow], d: Diagnosis) -> str:
+def _from(pen: Pen, rows: Sequence[LedgerRow], known: Cluster) -> str:
     """Name the roots of a felt cause, where they lie elsewhere: "from host pause on rank 2"."""
-    by_root: dict[str, float] = {}
+    by_key: dict[tuple[str, str | None, int | None, str], list[LedgerRow]] = {}
     for row in rows:
-        by_root[_root_name(row, d)] = by_root.get(_root_name(row, d), 0.0) + row.idle_s
+        root = row.root
+        by_key.setdefault((root.where, root.node, root.rank, root.cause), []).append(row)
+    by_root: dict[str, float] = {}
+    for same in by_key.values():
+        name = _root_name(same[0], known)
+        by_root[name] = by_root.get(name, 0.0) + _sum(same)
     ordered = sorted(by_root.items(), key=lambda item: (-item[1], item[0]))
     total = _sum(rows)
     if len(ordered) == 1:
@@ -148,13 +150,13 @@ def _from(pen: Pen, rows: Sequence[LedgerRow], d: Diagnosis) -> str:
     return ", ".join(names)
 
 
-def _root_name(row: LedgerRow, d: Diagnosis) -> str:
+def _root_name(row: LedgerRow, known: Cluster) -> str:
     root = row.root
     if root.where == "self":
         return ""
     if root.where == "outside":
         return "outside of what was recorded"
-    return f"{title_inside(root.cause)} on {_origin_name(root.node, root.rank, d)}"
+    return f"{title_inside(root.cause)} on {known.origin(root.node, root.rank)}"
 
 
 def _sum(rows: Sequence[LedgerRow]) -> float:

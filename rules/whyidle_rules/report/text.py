@@ -23,7 +23,7 @@ def render_text(
 
     `width` is in terminal cells; below 40 it counts as 40. Without `colour` there is no escape
     character in it; with `colour` only colours are. `ascii_only` keeps it to ASCII
-    (`pen.names_ascii_only` tells from an encoding). Strings of the diagnosis are never trusted.
+    (`pen.needs_ascii` tells from an encoding). Strings of the diagnosis are never trusted.
     """
     columns = min(max(width, MIN_COLUMNS), MAX_COLUMNS)
     pen = Pen(columns=columns, verbose=verbose, ascii_only=ascii_only)

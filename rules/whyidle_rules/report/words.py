@@ -10,8 +10,6 @@ import math
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 
-from rich.cells import cell_len, get_character_cell_size
-
 from whyidle.causes import BY_SLUG
 
 # A terminal shows a few thousand characters at once; a longer string is damage or an attack.
@@ -29,7 +27,7 @@ _DURATIONS: tuple[tuple[str, float, float], ...] = (
     ("h", 3600.0, math.inf),
 )
 _GPU_TIMES: tuple[tuple[str, float, float], ...] = (
-    ("GPU-seconds", 1.0, 120.0),
+    ("GPU-seconds", 1.0, 600.0),
     ("GPU-minutes", 60.0, 7200.0),
     ("GPU-hours", 3600.0, math.inf),
 )
@@ -51,17 +49,23 @@ def clean(text: str, *, ascii_only: bool = False) -> str:
     for char in text[:MAX_CHARS]:
         category = unicodedata.category(char)
         marks = marks + 1 if category in _MARKS else 0
+        if marks > _MAX_MARKS or _is_selector(char):
+            continue
         if char.isspace():
             out.append(" ")
         elif category in _UNSAFE or (ascii_only and not char.isascii()):
-            out.append(char.encode("ascii", "backslashreplace").decode("ascii"))
-            if char.isascii():
-                out[-1] = f"\\x{ord(char):02x}"
-        elif marks <= _MAX_MARKS and not _is_selector(char):
+            out.append(_escape(char))
+        else:
             out.append(char)
     if len(text) > MAX_CHARS:
         out.append("...")
     return " ".join("".join(out).split())
+
+
+def _escape(char: str) -> str:
+    if char.isascii():
+        return f"\\x{ord(char):02x}"
+    return char.encode("ascii", "backslashreplace").decode("ascii")
 
 
 def _is_selector(char: str) -> bool:
@@ -69,26 +73,12 @@ def _is_selector(char: str) -> bool:
     return "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
 
 
-def cut(text: str, cells: int, *, ellipsis: str = "…", keep: str = "middle") -> str:
-    """Shorten cleaned `text` to at most `cells` terminal cells; `keep` is "middle" or "end".
-
-    "middle" keeps both ends (names differ in either), "end" keeps the last part (paths).
-    """
-    if cell_len(text) <= cells and len(text) <= 4 * cells:
+def shorten(text: str, chars: int) -> str:
+    """Shorten cleaned `text` to `chars` characters; both ends stay, for names differ in either."""
+    if len(text) <= chars:
         return text
-    room = max(cells - cell_len(ellipsis), 0)
-    head = 0 if keep == "end" else (room + 1) // 2
-    return _take(text, head) + ellipsis + _take(text[::-1], room - head)[::-1]
-
-
-def _take(text: str, cells: int) -> str:
-    """Return the longest beginning of `text` that fits into `cells`."""
-    used = 0
-    for index, char in enumerate(text):
-        used += get_character_cell_size(char)
-        if used > cells or index >= 4 * cells:
-            return text[:index]
-    return text
+    tail = (chars - 3) // 2
+    return f"{text[: chars - 3 - tail]}...{text[-tail:]}"
 
 
 def title(cause: str) -> str:
@@ -124,9 +114,10 @@ def as_number(value: object) -> float | None:
 
 def figure(value: float) -> str:
     """Write a number with three significant digits and thousands separators."""
-    if not math.isfinite(value):
-        return "unknown"
+    # Rounding comes first: it may carry into the next power of ten, or past the last one.
     rounded = float(f"{value:.3g}")
+    if not math.isfinite(rounded):
+        return "unknown"
     if rounded == 0:
         return "0"
     if abs(rounded) < 0.001:
@@ -146,10 +137,10 @@ def gpu_time(seconds: float) -> str:
 
 
 def _scaled(seconds: float, units: Sequence[tuple[str, float, float]]) -> str:
-    if not math.isfinite(seconds):
-        return "unknown"
     # Rounding first keeps 0.9997 s from reading "1,000 ms".
     rounded = float(f"{seconds:.3g}")
+    if not math.isfinite(rounded):
+        return "unknown"
     name, size, _ = next(unit for unit in units if abs(rounded) < unit[2])
     if rounded == 0:
         name = next(unit[0] for unit in units if unit[1] == 1.0)
@@ -167,9 +158,9 @@ def size(count: float) -> str:
 
 def percent(ratio: float) -> str:
     """Write a ratio as a percentage: whole from 10 %, one digit below that."""
-    if not math.isfinite(ratio):
-        return "unknown"
     value = ratio * 100
+    if not math.isfinite(value):
+        return "unknown"
     if 0 < value < 0.1:
         return "<0.1 %"
     if 99.5 <= value < 100:
