@@ -116,18 +116,18 @@ def prefix(rule: Rule) -> str:
 
 
 def amount_sql(rule: Rule) -> str:
-    """Return the SQL of a rule's claim or share as it is compiled.
+    """Return the SQL of a rule's claim or share as it is compiled."""
+    return rule.amount.sql(prefix(rule))
 
-    A claim on exclusive columns is held to the seconds that they show.
-    """
-    sql = rule.amount.sql(prefix(rule))
-    if rule.share or rule.amount.root.op == "column" or roots(rule.amount.amounts) is None:
-        return sql
+
+def cited_sql(rule: Rule) -> str:
+    """Return the seconds that a claim on exclusive columns is held to, or '' for any other."""
+    if rule.share or roots(rule.amount.amounts) is None:
+        return ""
     cited = [evidence.BY_NAME[name] for name in rule.amount.amounts]
     names = {column.name for column in cited if column.unit == "s"}
     whole = [f'"{c.name}"' for c in cited if c.name in names and c.part_of not in names]
-    # least() passes over a NULL on either side, so the sum is only taken where the claim is known
-    return f"CASE WHEN ({sql}) IS NOT NULL THEN least({sql}, {' + '.join(whole)}) END"
+    return " + ".join(whole)
 
 
 def _pool_query(pool: Pool, rules: Sequence[Rule], table: str) -> Query:
@@ -248,14 +248,17 @@ def _member_amounts(member: _Member) -> list[str]:
     if member.rule.share:
         parts = f"CAST(floor(least({amount}, 1) * {_WHOLE}) AS BIGINT)"
         return [f"CASE WHEN {speaks} AND {amount} > 0 THEN {parts} ELSE 0 END {member.key}_parts"]
+    # Where the amount is known, all columns are; so least() does not pass over a NULL here.
+    cited = cited_sql(member.rule)
+    taken = _capped(f"least({amount}, {cited})" if cited else amount)
     nothing = [knows, *(_knows(other) for other in member.stand_ins)]
     nothing += [f"NOT {member.key}_when"] if member.rule.when else []
     nothing += [f'"{name}" IS NOT NULL' for name in member.rule.lacks]
     return [
         f"CASE WHEN {speaks} AND {amount} > 0 AND {amount} < {_ENDLESS_S} "
-        f"THEN {_capped(amount)} ELSE 0 END AS {member.key}_lo",
+        f"THEN {taken} ELSE 0 END AS {member.key}_lo",
         f"CASE WHEN {' OR '.join(nothing)} OR {amount} <= 0 THEN 0 "
-        f"WHEN {amount} < {_ENDLESS_S} THEN {_capped(amount)} ELSE pool_ns END "
+        f"WHEN {amount} < {_ENDLESS_S} THEN {taken} ELSE pool_ns END "
         f"AS {member.key}_hidden",
     ]
 

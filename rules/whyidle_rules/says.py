@@ -7,6 +7,8 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from whyidle_rules.expression_parser import suggest
+
 # Thousands separator, up to six digits, and f, g, d or %; a width could ask for a gigabyte.
 _SPEC = re.compile(r",?(\.[0-6])?[fgd%]?")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -51,10 +53,13 @@ def fields(template: str) -> list[Field]:
     return found
 
 
-def check(field: Field, sample: float | int | str) -> None:
-    """Raise TemplateError if the format does not fit values like `sample`."""
+def check(field: Field, samples: Mapping[str, float | int | str]) -> None:
+    """Raise TemplateError if a field has no sample value or a format that does not fit it."""
+    if field.name not in samples:
+        hint = suggest(field.name, samples)
+        raise TemplateError(f"nothing is called `{field.name}`{hint}", field.offset)
     try:
-        format(sample, field.spec)
+        _text(samples[field.name], field.spec)
     except ValueError as error:
         raise TemplateError(f"`{{{field.name}:{field.spec}}}`: {error}", field.offset) from error
 
@@ -72,6 +77,6 @@ def render(template: str, values: Mapping[str, object]) -> str:
 def _text(value: object, spec: str) -> str:
     if value is None:
         return "unknown"
-    if spec.endswith("d") and isinstance(value, float):
-        value = round(value)  # a whole number that came through a DOUBLE
+    if spec.endswith("d") and isinstance(value, float) and value.is_integer():
+        value = int(value)  # a whole number that came through a DOUBLE
     return format(value, spec)
