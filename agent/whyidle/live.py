@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
 from whyidle.ask import askers
 from whyidle.clock import Clock
-from whyidle.host import LiveHost
-from whyidle.nvml import NoNvml
+from whyidle.host import Answer, LiveHost
+from whyidle.nvml import Nvml
 
 
-def live_host(root: str, clock: Clock) -> LiveHost:
-    """Return a host for one thread; threads share nothing."""
-    return LiveHost(root, clock, nvml=NoNvml("NVML is not wired up"), askers=askers(clock))
+@dataclass(slots=True, kw_only=True)
+class Watched:
+    """The processes that matter, shared by all hosts of one sampler.
+
+    The thread that asks NVML fills `gpus`; the others read it with the question "watched", so a
+    driver that hangs does not blind them. Each write replaces one whole value.
+    """
+
+    commands: tuple[int, ...] = ()
+    gpus: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    listed: bool = False
+
+    def found(self, uuid: str, pids: Iterable[int]) -> None:
+        """Take note of the processes that have a context on a GPU."""
+        self.gpus = {**self.gpus, uuid: tuple(pids)}
+        self.listed = True
+
+    def answer(self) -> Answer:
+        """Return {"gpu": pids or None while NVML has listed none, "commands": pids}."""
+        pids = sorted({pid for pids in self.gpus.values() for pid in pids})
+        return {"gpu": tuple(pids) if self.listed else None, "commands": self.commands}
+
+
+def live_host(root: str, clock: Clock, *, watched: Watched | None = None) -> LiveHost:
+    """Return a host for one thread; the hosts of one sampler share `watched` and nothing else."""
+    shared = watched if watched is not None else Watched()
+    return LiveHost(
+        root,
+        clock,
+        nvml=Nvml(clock, on_processes=shared.found),
+        askers={**askers(clock), "watched": shared.answer},
+    )

@@ -1,24 +1,339 @@
-"""NVML for `Host.nvml`: finding the library, the vocabulary of questions, and their answers.
+"""NVML for `Host.nvml`: the vocabulary of questions, and who answers them.
 
-Questions name GPUs by UUID. Reference: nvml.h of the CUDA toolkit; binding: nvidia-ml-py.
+Questions are named after NVML's functions, without the words nvmlDeviceGet, and name GPUs by UUID,
+because indices shuffle when a GPU is lost. Answers are decoded, not interpreted: units are NVML's.
+
+    gpus                          ((uuid, index, uuid of the parent or None), ...) MIG devices too
+    gpm, uuid                     (t0_ns, t1_ns, values of GPM_METRICS) or None: see nvml_fast.Gpm
+    gpm_worked, uuid              whether gpm has ever answered; None: not tried
+    FieldValues, uuid, id...      a number, None or (code,) for each
+    UtilizationRates, uuid        (GPU, memory) in percent
+    MemoryInfo, uuid              (total, reserved or None, free, used) in bytes
+    Processes, uuid, context      ((pid, bytes or None), ...) of compute or mps
+    ProcessUtilization, uuid, us  ((pid, SM percent, timestamp in us), ...) since a timestamp
+    and the single values of _UINTS, _ULONGS, nvml_rare.RARE and nvml_rare.SYSTEM
 """
 
 from __future__ import annotations
 
-from whyidle.host import Answer, Argument, NvmlUnavailableError
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import pynvml
+
+from whyidle.clock import NS_PER_S, Clock
+from whyidle.host import Answer, Argument, NvmlError, NvmlUnavailableError
+from whyidle.nvml_fast import ABSENT, Buffer, Fields, Gpm, Library, check
+from whyidle.nvml_rare import CONTEXTS, RARE, SYSTEM, ask, devices, memory_bytes, plain
+
+# GPUs come and go with resets, MIG changes and losses: looked for this often.
+_LIST_EVERY_NS = 10 * NS_PER_S
+# A driver that is absent is asked again this often: opening costs milliseconds when it fails.
+_RETRY_NS = 10 * NS_PER_S
+
+_UNINITIALIZED = 1
+_NOT_SUPPORTED = 3
+_NOT_FOUND = 6
+_DRIVER_NOT_LOADED = 9
+_LIBRARY_NOT_FOUND = 12
+_GPU_IS_LOST = 15
+_RESET_REQUIRED = 16
+_VERSION_MISMATCH = 18
+_GPU_NOT_FOUND = 28
+# The library must be opened anew; handles of before mean nothing.
+_GONE = frozenset({_UNINITIALIZED, _DRIVER_NOT_LOADED, _VERSION_MISMATCH})
+# This GPU's handle means nothing any more, and looking for another is slow while it is ill.
+_LOST = frozenset({_GPU_IS_LOST, _RESET_REQUIRED, _GPU_NOT_FOUND})
+
+# Getters of one unsigned int, with a number of further arguments; old drivers' names follow.
+_UINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        name: (f"nvmlDeviceGet{name}",)
+        for name in (
+            "Architecture",
+            "ClockInfo",
+            "CurrPcieLinkGeneration",
+            "CurrPcieLinkWidth",
+            "EnforcedPowerLimit",
+            "GpuInstanceId",
+            "MaxClockInfo",
+            "MaxMigDeviceCount",
+            "MaxPcieLinkGeneration",
+            "MaxPcieLinkWidth",
+            "MinorNumber",
+            "NumaNodeId",
+            "NvLinkState",
+            "PcieReplayCounter",
+            "PerformanceState",
+            "PowerUsage",
+            "Temperature",
+        )
+    }
+)
+_ULONGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "CurrentClocksEventReasons": (
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+        ),
+        "TotalEnergyConsumption": ("nvmlDeviceGetTotalEnergyConsumption",),
+    }
+)
 
 
-class NoNvml:
-    """The NVML source of a machine that has no driver: every question says so."""
+@dataclass(slots=True, kw_only=True)
+class _Device:
+    """A GPU or MIG device: its handle and the buffers that are kept for it."""
 
-    __slots__ = ("_why",)
+    handle: Any
+    parent: Any | None = None
+    instance: int | None = None
+    gpm: Gpm | None = None
+    # Asked once: the answer does not change while the handle is good.
+    gpm_refused: NvmlError | None = None
+    fields: dict[tuple[Argument, ...], Fields] = field(default_factory=dict)
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """An open library and what belongs to it: all of it goes with a reload of the driver."""
+
+    library: Library
+    devices: dict[str, _Device] = field(default_factory=dict)
+    lost: dict[str, tuple[int, NvmlError]] = field(default_factory=dict)
+    gpus: tuple[Answer, ...] = ()
+    listed_ns: int | None = None
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    utilization: Buffer = field(default_factory=lambda: Buffer(pynvml.c_nvmlUtilization_t()))
+    memory: Buffer = field(default_factory=lambda: Buffer(_memory_v2()))
+    memory_v1: Buffer = field(default_factory=lambda: Buffer(pynvml.c_nvmlMemory_t()))
+
+
+def _memory_v2() -> Any:
+    memory = pynvml.c_nvmlMemory_v2_t()
+    memory.version = pynvml.nvmlMemory_v2
+    return memory
+
+
+class Nvml:
+    """Answers NVML questions on one thread; opens the library at the first one.
+
+    `on_processes` hears of the processes that hold a context on a GPU whenever they are listed.
+    """
+
+    __slots__ = ("_answers", "_clock", "_failed", "_failed_ns", "_on_processes", "_open")
+
+    def __init__(
+        self, clock: Clock, *, on_processes: Callable[[str, Iterable[int]], None] | None = None
+    ) -> None:
+        self._clock = clock
+        self._on_processes = on_processes
+        self._open: _Open | None = None
+        self._failed: Exception | None = None
+        self._failed_ns = 0
+        self._answers: dict[str, Callable[..., Answer]] = {
+            "FieldValues": self._field_values,
+            "MemoryInfo": self._memory,
+            "ProcessUtilization": self._process_utilization,
+            "Processes": self._processes,
+            "UtilizationRates": self._utilization,
+            "gpm": self._gpm,
+            "gpm_worked": self._gpm_worked,
+            "gpus": self._gpus,
+        }
 
     def answer(self, call: str, *args: Argument) -> Answer:
-        """Raise NvmlUnavailableError with the reason."""
-        raise NvmlUnavailableError(self._why)
+        """Return the answer of `call`; raises NvmlError, NvmlUnavailableError, KeyError."""
+        opened = self._opened()
+        try:
+            composite = self._answers.get(call)
+            if composite is not None:
+                return composite(opened, *args)
+            if call in SYSTEM:
+                return plain(ask(call, SYSTEM[call]))
+            device = self._device(opened, args[0])
+            if call in RARE:
+                return plain(ask(call, RARE[call], device.handle))
+            return self._single(opened, device, call, args[1:])
+        except NvmlError as error:
+            self._give_up(opened, error, args)
+            raise
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Free the sample buffers and let go of the devices; a later question opens anew."""
+        if self._open is not None:
+            for uuid in list(self._open.devices):
+                _drop(self._open, uuid)
+            self._open.library.close()
+            self._open = None
+
+    def _opened(self) -> _Open:
+        if self._open is not None:
+            return self._open
+        now_ns = self._clock.mono_ns()
+        if self._failed is not None and now_ns - self._failed_ns < _RETRY_NS:
+            raise self._failed
+        try:
+            self._open = _Open(library=Library())
+        except NvmlError as error:
+            self._failed, self._failed_ns = error, now_ns
+            if error.code == _LIBRARY_NOT_FOUND:
+                self._failed = NvmlUnavailableError("no NVIDIA driver: libnvidia-ml.so.1 not found")
+            raise self._failed from None
+        self._failed = None
+        return self._open
+
+    def _give_up(self, opened: _Open, error: NvmlError, args: tuple[Argument, ...]) -> None:
+        """Let go of what an error makes worthless: a lost GPU's handle, or the whole library."""
+        if error.code in _GONE:
+            self.close()
+            self._failed, self._failed_ns = error, self._clock.mono_ns()
+            if error.code == _VERSION_MISMATCH:
+                # nvidia-ml-py never unloads the old library, so only a new process gets the new.
+                error.text = "the driver was replaced while in use: restart the agent"
+        elif error.code in _LOST and args:
+            uuid = str(args[0])
+            _drop(opened, uuid)
+            opened.lost[uuid] = (self._clock.mono_ns(), error)
+
+    def _device(self, opened: _Open, uuid: Argument) -> _Device:
+        name = str(uuid)
+        device = opened.devices.get(name)
+        if device is not None:
+            return device
+        lost = opened.lost.get(name)
+        if lost is not None and self._clock.mono_ns() - lost[0] < _RETRY_NS:
+            raise NvmlError(lost[1].code, "HandleByUUID", lost[1].text)
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+        except pynvml.NVMLError as error:
+            found = NvmlError(int(error.value), "HandleByUUID", str(error))
+            opened.lost[name] = (self._clock.mono_ns(), found)
+            raise found from None
+        opened.lost.pop(name, None)
+        device = opened.devices[name] = _Device(handle=handle)
+        return device
+
+    def _single(
+        self, opened: _Open, device: _Device, call: str, args: tuple[Argument, ...]
+    ) -> Answer:
+        if call in _UINTS:
+            function = _function(opened, call, _UINTS[call])
+            numbers = tuple(int(arg) for arg in args)
+            return opened.library.uint(function, call, device.handle, *numbers)
+        function = _function(opened, call, _ULONGS[call])
+        return opened.library.ulong(function, call, device.handle)
+
+    def _gpus(self, opened: _Open) -> Answer:
+        now_ns = self._clock.mono_ns()
+        if opened.listed_ns is None or now_ns - opened.listed_ns >= _LIST_EVERY_NS:
+            found = tuple(devices())
+            for name in opened.devices.keys() - {gpu.uuid for gpu in found}:
+                _drop(opened, name)
+            for gpu in found:
+                device = opened.devices.get(gpu.uuid)
+                if device is not None and device.instance != gpu.instance:
+                    _drop(opened, gpu.uuid)
+                    device = None
+                if device is None:
+                    opened.devices[gpu.uuid] = _Device(
+                        handle=gpu.handle, parent=gpu.parent_handle, instance=gpu.instance
+                    )
+                    opened.lost.pop(gpu.uuid, None)
+            opened.gpus = tuple((gpu.uuid, gpu.index, gpu.parent) for gpu in found)
+            opened.listed_ns = now_ns
+        return opened.gpus
+
+    def _gpm(self, opened: _Open, uuid: Argument) -> Answer:
+        device = self._device(opened, uuid)
+        if device.gpm is None:
+            device.gpm = _make_gpm(opened, device)
+        return device.gpm.window(self._clock)
+
+    def _gpm_worked(self, opened: _Open, uuid: Argument) -> Answer:
+        device = self._device(opened, uuid)
+        if device.gpm_refused is not None:
+            return False
+        return None if device.gpm is None else device.gpm.worked
+
+    def _field_values(self, opened: _Open, uuid: Argument, *ids: Argument) -> Answer:
+        device = self._device(opened, uuid)
+        fields = device.fields.get(ids)
+        if fields is None:
+            numbers = [int(number) for number in ids]
+            fields = device.fields[ids] = Fields(opened.library, device.handle, numbers)
+        return fields.read()
+
+    def _utilization(self, opened: _Open, uuid: Argument) -> Answer:
+        device = self._device(opened, uuid)
+        function = _function(opened, "UtilizationRates", ("nvmlDeviceGetUtilizationRates",))
+        check(function(device.handle, opened.utilization.ref), "UtilizationRates")
+        gpu, memory = struct.unpack("<II", opened.utilization.bytes)
+        return (int(gpu), int(memory))
+
+    def _memory(self, opened: _Open, uuid: Argument) -> Answer:
+        device = self._device(opened, uuid)
+        function = opened.library.function("nvmlDeviceGetMemoryInfo_v2")
+        if function is not None:
+            check(function(device.handle, opened.memory.ref), "MemoryInfo")
+            words = struct.unpack_from("<QQQQ", opened.memory.bytes, 8)
+            return tuple(int(word) for word in words)
+        function = _function(opened, "MemoryInfo", ("nvmlDeviceGetMemoryInfo",))
+        check(function(device.handle, opened.memory_v1.ref), "MemoryInfo")
+        total, free, used = struct.unpack("<QQQ", opened.memory_v1.bytes)
+        # The first version counts the reserve as used: what is used cannot be told.
+        return (int(total), None, int(free), int(used))
+
+    def _processes(self, opened: _Open, uuid: Argument, context: Argument) -> Answer:
+        device = self._device(opened, uuid)
+        found = ask("Processes", CONTEXTS[str(context)], device.handle)
+        processes = tuple((int(p.pid), memory_bytes(p.usedGpuMemory)) for p in found)
+        if self._on_processes is not None:
+            self._on_processes(f"{uuid} {context}", [pid for pid, _ in processes])
+        return processes
+
+    def _process_utilization(self, opened: _Open, uuid: Argument, since_us: Argument) -> Answer:
+        device = self._device(opened, uuid)
+        try:
+            found = ask(
+                "ProcessesUtilizationInfo",
+                lambda handle: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, int(since_us)),
+                device.handle,
+            )
+        except NvmlError as error:
+            # A ring that has run dry, and nvidia-ml-py's word for a list of none.
+            if error.code in (0, _NOT_FOUND):
+                return ()
+            raise
+        return tuple((int(s.pid), int(s.smUtil), int(s.timeStamp)) for s in found)
+
+
+def _function(opened: _Open, call: str, names: tuple[str, ...]) -> Callable[..., Any]:
+    function = opened.functions.get(call)
+    if function is None:
+        function = opened.functions[call] = opened.library.require(*names)
+    return function
+
+
+def _drop(opened: _Open, uuid: str) -> None:
+    device = opened.devices.pop(uuid, None)
+    if device is not None and device.gpm is not None:
+        device.gpm.free()
+
+
+def _make_gpm(opened: _Open, device: _Device) -> Gpm:
+    if device.gpm_refused is not None:
+        raise device.gpm_refused
+    sampled = device.handle if device.instance is None else device.parent
+    try:
+        support = ask("GpmQueryDeviceSupport", pynvml.nvmlGpmQueryDeviceSupport, sampled)
+        if not support.isSupportedDevice:
+            raise NvmlError(_NOT_SUPPORTED, "gpm", "Not Supported")
+        return Gpm(opened.library, sampled, device.instance)
+    except NvmlError as error:
+        if error.code in ABSENT:
+            device.gpm_refused = error
+        raise

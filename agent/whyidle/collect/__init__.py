@@ -2,6 +2,31 @@
 
 from __future__ import annotations
 
+from whyidle.collect.block_device import BLOCK_DEVICE
+from whyidle.collect.cgroup_cpu import CGROUP_CPU
+from whyidle.collect.clocks import CLOCKS
 from whyidle.collect.collector import Collector
+from whyidle.collect.cpu import CPU
+from whyidle.collect.gpu_activity import GPU_ACTIVITY
+from whyidle.collect.gpu_info import GPU_INFO
+from whyidle.collect.gpu_process import GPU_PROCESS
+from whyidle.collect.gpu_state import GPU_STATE
+from whyidle.collect.net_link import NET_LINK
+from whyidle.collect.pressure import PRESSURE
+from whyidle.collect.process import PROCESS
+from whyidle.collect.vmstat import VMSTAT
 
-ALL: tuple[Collector, ...] = ()
+ALL: tuple[Collector, ...] = (
+    CLOCKS,
+    GPU_ACTIVITY,
+    GPU_STATE,
+    GPU_PROCESS,
+    GPU_INFO,
+    CPU,
+    PRESSURE,
+    VMSTAT,
+    BLOCK_DEVICE,
+    NET_LINK,
+    PROCESS,
+    CGROUP_CPU,
+)

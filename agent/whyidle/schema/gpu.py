@@ -59,6 +59,16 @@ class GpuActivity:
     pcie_rx_bytes: int | None = gauge("Got from the host in the window (GPM 21).", unit="bytes")
     nvlink_tx_bytes: int | None = gauge("Sent over NVLink in the window (GPM 61).", unit="bytes")
     nvlink_rx_bytes: int | None = gauge("Got over NVLink in the window (GPM 60).", unit="bytes")
+    pcie_tx_total_bytes: int | None = counter(
+        "Sent to the host, where GPM is missing (field 197): wraps every 4 GiB.",
+        unit="bytes",
+        bits=32,
+    )
+    pcie_rx_total_bytes: int | None = counter(
+        "Got from the host, where GPM is missing (field 198): wraps every 4 GiB.",
+        unit="bytes",
+        bits=32,
+    )
     nvlink_tx_total_bytes: int | None = counter(
         "Payload sent over all links (field 138, KiB of the driver in bytes).", unit="bytes"
     )

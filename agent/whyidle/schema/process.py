@@ -31,6 +31,9 @@ class ProcessInfo:
     cpus_allowed: str | None = label("CPUs that it may use, as a list such as 0-3,8.")
     cpus_allowed_count: int | None = gauge("How many CPUs that are.")
     numa_allowed: str | None = label("Memory nodes that it may use.")
+    thread_kinds: str | None = label(
+        "Families of named threads, comma-separated: autograd, data_pin, gloo, nccl."
+    )
 
 
 @table
@@ -51,9 +54,13 @@ class Process:
     main_run_ns: int | None = counter("Main thread on a CPU (schedstat).", unit="ns")
     main_run_delay_ns: int | None = counter("Main thread ready, without a CPU.", unit="ns")
     blkio_delay_ns: int | None = counter(
-        "Waited for block I/O (stat field 42); 0 where delay accounting is off; over-counts.",
+        "Waited for block I/O (stat field 42); NULL where delay accounting is off; over-counts.",
         unit="ns",
     )
+    reaped_user_ns: int | None = counter(
+        "User CPU time of children that ended and were waited for (cutime).", unit="ns"
+    )
+    reaped_system_ns: int | None = counter("Kernel CPU time of the same (cstime).", unit="ns")
     minor_faults: int | None = counter("Page faults without I/O.")
     major_faults: int | None = counter("Page faults with I/O.")
     threads: int | None = gauge("Threads.")

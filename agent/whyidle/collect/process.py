@@ -1,0 +1,144 @@
+"""Counters of the processes of a job: the GPUs' processes and all that descend from them.
+
+Source: /proc/PID/{stat,schedstat,io,status,wchan}, kept open: a kept descriptor never answers for
+another process that got the same number. Identity is (pid, start time). The kernel adds the I/O and
+CPU time of children that ended to their parent's when it waits for them: `read_bytes` of a trainer
+jumps by all that its workers read, and adding both counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from whyidle.collect.collector import Collect, Collector, NoData, Problem
+from whyidle.collect.process_known import Known, Profile
+from whyidle.collect.process_text import (
+    NO_STATUS,
+    Status,
+    parse_io,
+    parse_schedstat,
+    parse_stat,
+    parse_status,
+)
+from whyidle.collect.process_tree import WATCHED_LIMIT, ProcessTree
+from whyidle.collect.watched import watched_pids
+from whyidle.host import Host
+from whyidle.schema import Process, ProcessInfo
+
+_NO_IO = "not permitted to read /proc/PID/io of other users: needs CAP_SYS_PTRACE"
+
+
+def make() -> Collect:
+    """Return the collector, with the processes that it knows."""
+    tree = ProcessTree()
+    known = Known()
+
+    def collect(host: Host) -> Iterator[Process | ProcessInfo | Problem]:
+        gpu, commands = watched_pids(host)
+        if gpu is None and not commands:
+            raise NoData("no process is watched: NVML lists none and no command is recorded")
+        for pid in tree.scan(host, {*(gpu or ()), *commands}):
+            known.drop(host, pid)
+        known.begin(host, frozenset(gpu or ()))
+        for pid in sorted(tree.watched):
+            try:
+                process, info = _read(host, known, pid)
+            except (FileNotFoundError, ProcessLookupError):
+                tree.drop(pid)
+                known.drop(host, pid)
+                continue
+            except (OSError, ValueError) as error:
+                yield Problem(subject=f"pid {pid}", message=str(error))
+                continue
+            yield process
+            if info is not None:
+                yield info
+        if known.io_denied:
+            yield Problem(subject="io", message=_NO_IO)
+        if tree.overflow:
+            yield Problem(
+                subject="processes",
+                message=f"more than {WATCHED_LIMIT} processes; the others are not recorded",
+            )
+
+    return collect
+
+
+def _read(host: Host, known: Known, pid: int) -> tuple[Process, ProcessInfo | None]:
+    """Return the rows of a process; raises FileNotFoundError, ProcessLookupError when it ended."""
+    directory = f"proc/{pid}"
+    stat = parse_stat(host.read_bytes(f"{directory}/stat"))
+    profile = known.meet(stat)
+    run_ns, delay_ns = _schedstat(host, directory)
+    rchar, wchar, read, write = _io(host, directory, profile)
+    status = _status(host, directory)
+    mono_ns = host.clock.mono_ns()
+    info = profile.learn(host, known, stat, status, mono_ns)
+    process = Process(
+        mono_ns=mono_ns,
+        pid=pid,
+        start_ns=stat.start_ns,
+        parent_pid=stat.parent_pid,
+        kind=profile.kind,
+        state=stat.state,
+        wait_channel=None if stat.state == "R" else _wait_channel(host, directory),
+        user_ns=stat.user_ns,
+        system_ns=stat.system_ns,
+        main_run_ns=run_ns,
+        main_run_delay_ns=delay_ns,
+        blkio_delay_ns=known.blkio_delay_ns(stat),
+        reaped_user_ns=stat.reaped_user_ns,
+        reaped_system_ns=stat.reaped_system_ns,
+        minor_faults=stat.minor_faults,
+        major_faults=stat.major_faults,
+        threads=stat.threads,
+        last_cpu=stat.last_cpu,
+        rss_bytes=status.rss_bytes,
+        voluntary_switches=status.voluntary_switches,
+        involuntary_switches=status.involuntary_switches,
+        read_bytes=read,
+        write_bytes=write,
+        rchar_bytes=rchar,
+        wchar_bytes=wchar,
+    )
+    return process, info
+
+
+def _status(host: Host, directory: str) -> Status:
+    try:
+        return parse_status(host.read_bytes(f"{directory}/status"))
+    except FileNotFoundError:
+        return NO_STATUS  # it ended just now, or a recorded tree is without it
+
+
+def _schedstat(host: Host, directory: str) -> tuple[int | None, int | None]:
+    try:
+        return parse_schedstat(host.read_bytes(f"{directory}/schedstat"))
+    except FileNotFoundError:
+        return None, None  # CONFIG_SCHED_INFO is off
+
+
+def _io(
+    host: Host, directory: str, profile: Profile
+) -> tuple[int | None, int | None, int | None, int | None]:
+    if profile.io_denied:
+        return None, None, None, None
+    try:
+        return parse_io(host.read_bytes(f"{directory}/io"))
+    except PermissionError:
+        profile.io_denied = True  # asked again with the next profile: a refusal costs an open
+        return None, None, None, None
+    except FileNotFoundError:
+        return None, None, None, None  # CONFIG_TASK_IO_ACCOUNTING is off
+
+
+def _wait_channel(host: Host, directory: str) -> str | None:
+    try:
+        name = host.read(f"{directory}/wchan")
+    except OSError:
+        return None  # refused by some hardened kernels
+    # The kernel prints 0 for a task that runs, and for one that we may not look at.
+    return name if name not in ("", "0") else None
+
+
+PROCESS = Collector(name="process", lane="normal", make=make, thread="process")

@@ -1,0 +1,232 @@
+"""What is known of watched processes, and when it is told again.
+
+Command line, environment, cgroup and thread names change rarely and cost more than the counters, so
+they are read when a process is met, when its name changes, and once a minute.
+"""
+
+from __future__ import annotations
+
+from whyidle.clock import NS_PER_S
+from whyidle.collect.cgroup_text import parse_membership
+from whyidle.collect.process_kind import (
+    DATA_WORKER,
+    Facts,
+    families,
+    kind_of,
+)
+from whyidle.collect.process_text import (
+    Job,
+    Stat,
+    Status,
+    count_list,
+    job_of_cgroup,
+    parse_command,
+    parse_environ,
+)
+from whyidle.host import Host
+from whyidle.schema import ProcessInfo
+
+_AGAIN_NS = 60 * NS_PER_S
+# Reading the names of a rank's 300 threads costs 1.5 ms: only when their number has changed, and
+# not more often than this.
+_THREADS_EVERY_NS = 5 * NS_PER_S
+_THREADS_LIMIT = 512
+_DELAY_EVERY_NS = 10 * NS_PER_S
+
+
+class Profile:
+    """A watched process: identity, facts, and the last row that told of them."""
+
+    __slots__ = (
+        "_again_ns",
+        "_cgroup",
+        "_facts",
+        "_job",
+        "_threads_count",
+        "_threads_ns",
+        "_told",
+        "io_denied",
+        "kind",
+        "parent_pid",
+        "pid",
+        "start_ns",
+    )
+
+    def __init__(self, stat: Stat) -> None:
+        self.pid = stat.pid
+        self.start_ns = stat.start_ns
+        self.parent_pid = stat.parent_pid
+        self.kind: str | None = None
+        self.io_denied = False
+        self._facts = Facts(comm="", command=None, has_gpu=False)
+        self._cgroup: str | None = None
+        self._job = Job()
+        self._again_ns: int | None = None
+        self._threads_ns: int | None = None
+        self._threads_count = 1
+        self._told: tuple[object, ...] = ()
+
+    @property
+    def facts(self) -> Facts:
+        """What its kind is told from."""
+        return self._facts
+
+    def learn(
+        self, host: Host, known: Known, stat: Stat, status: Status, mono_ns: int
+    ) -> ProcessInfo | None:
+        """Bring the facts up to date; return a row when they changed or a minute has passed."""
+        self.parent_pid = stat.parent_pid
+        again = self._again_ns is None or mono_ns >= self._again_ns
+        if again or stat.comm != self._facts.comm:
+            self._read(host)
+        has_gpu = self.pid in known.gpu
+        threads = self._families(host, stat, mono_ns)
+        facts = self._facts
+        if (stat.comm, has_gpu, threads) != (facts.comm, facts.has_gpu, facts.threads):
+            self._facts = Facts(
+                comm=stat.comm, command=facts.command, has_gpu=has_gpu, threads=threads
+            )
+        self.kind = known.kind_of(self)
+        tells = (self.kind, self._facts, self._cgroup, self._job, status.cpus_allowed)
+        if not again and tells == self._told:
+            return None
+        self._told = tells
+        self._again_ns = mono_ns + _AGAIN_NS if again else self._again_ns
+        return self._row(status, mono_ns)
+
+    def _read(self, host: Host) -> None:
+        directory = f"proc/{self.pid}"
+        self.io_denied = False
+        command = _read(host, f"{directory}/cmdline")
+        self._facts = Facts(
+            comm=self._facts.comm,
+            command=None if command is None else parse_command(command),
+            has_gpu=self._facts.has_gpu,
+            threads=self._facts.threads,
+        )
+        environ = _read(host, f"{directory}/environ")
+        self._job = Job() if environ is None else parse_environ(environ)
+        cgroup = _read(host, f"{directory}/cgroup")
+        member = None if cgroup is None else parse_membership(cgroup.decode("utf-8", "replace"))
+        self._cgroup = None if member is None else member.path
+
+    def _families(self, host: Host, stat: Stat, mono_ns: int) -> frozenset[str]:
+        if stat.threads < 2 or self.kind == DATA_WORKER:
+            return self._facts.threads
+        if stat.threads == self._threads_count:
+            return self._facts.threads
+        if self._threads_ns is not None and mono_ns - self._threads_ns < _THREADS_EVERY_NS:
+            return self._facts.threads
+        self._threads_ns = mono_ns
+        self._threads_count = stat.threads
+        return self._facts.threads | families(_thread_names(host, self.pid))
+
+    def _row(self, status: Status, mono_ns: int) -> ProcessInfo:
+        cpus = status.cpus_allowed
+        job = self._job.job
+        if job is None and self._cgroup is not None:
+            job = job_of_cgroup(self._cgroup)
+        return ProcessInfo(
+            mono_ns=mono_ns,
+            pid=self.pid,
+            start_ns=self.start_ns,
+            parent_pid=self.parent_pid,
+            kind=self.kind,
+            comm=self._facts.comm,
+            command=self._facts.command,
+            rank=self._job.rank,
+            local_rank=self._job.local_rank,
+            world_size=self._job.world_size,
+            job=job,
+            user_id=status.user_id,
+            cgroup=self._cgroup,
+            cpus_allowed=cpus,
+            cpus_allowed_count=None if cpus is None else count_list(cpus),
+            numa_allowed=status.numa_allowed,
+            thread_kinds=",".join(sorted(self._facts.threads)) or None,
+        )
+
+
+class Known:
+    """The profiles of all watched processes, by pid."""
+
+    __slots__ = ("_delay_ns", "_naming_parents", "_profiles", "delay_accounting", "gpu")
+
+    def __init__(self) -> None:
+        self._profiles: dict[int, Profile] = {}
+        self._naming_parents: frozenset[int] = frozenset()
+        self._delay_ns: int | None = None
+        self.gpu: frozenset[int] = frozenset()
+        # None: this kernel does not say whether it is on.
+        self.delay_accounting: bool | None = None
+
+    def begin(self, host: Host, gpu: frozenset[int]) -> None:
+        """Begin a run: `gpu` are the pids with a GPU context."""
+        self.gpu = gpu
+        self._naming_parents = frozenset(
+            profile.parent_pid
+            for profile in self._profiles.values()
+            if profile.facts.comm == "pt_data_worker"
+        )
+        now_ns = host.clock.mono_ns()
+        if self._delay_ns is None or now_ns - self._delay_ns >= _DELAY_EVERY_NS:
+            self._delay_ns = now_ns
+            switch = _read(host, "proc/sys/kernel/task_delayacct")
+            self.delay_accounting = None if switch is None else switch.strip() == b"1"
+
+    def meet(self, stat: Stat) -> Profile:
+        """Return a process's profile; raises ProcessLookupError if its pid was used again."""
+        profile = self._profiles.get(stat.pid)
+        if profile is None:
+            profile = self._profiles[stat.pid] = Profile(stat)
+        elif profile.start_ns != stat.start_ns:
+            raise ProcessLookupError(3, "the pid belongs to another process now", str(stat.pid))
+        return profile
+
+    @property
+    def io_denied(self) -> bool:
+        """Whether the I/O of some process was refused."""
+        return any(profile.io_denied for profile in self._profiles.values())
+
+    def drop(self, host: Host, pid: int) -> None:
+        """Forget a process that ended."""
+        self._profiles.pop(pid, None)
+        host.forget(f"proc/{pid}/")
+
+    def kind_of(self, profile: Profile) -> str | None:
+        """Return the kind of a process among its kin."""
+        parent = self._profiles.get(profile.parent_pid)
+        return kind_of(
+            profile.facts,
+            parent=None if parent is None else parent.facts,
+            parent_kind=None if parent is None else parent.kind,
+            named_sibling=profile.parent_pid in self._naming_parents,
+        )
+
+    def blkio_delay_ns(self, stat: Stat) -> int | None:
+        """Return the wait for block I/O, None where nothing counts it.
+
+        The field is printed as 0 where delay accounting is off; where the kernel does not say, a 0
+        is taken for that.
+        """
+        if self.delay_accounting is None:
+            return stat.blkio_delay_ns or None
+        return stat.blkio_delay_ns if self.delay_accounting else None
+
+
+def _read(host: Host, path: str) -> bytes | None:
+    try:
+        return host.read_bytes(path, keep=False)
+    except OSError:
+        # Not permitted, or the process has just ended: its profile stays without it, as NULL.
+        return None
+
+
+def _thread_names(host: Host, pid: int) -> list[str]:
+    directory = f"proc/{pid}/task"
+    try:
+        threads = host.names(directory)
+    except OSError:
+        return []
+    names = (_read(host, f"{directory}/{thread}/comm") for thread in threads[:_THREADS_LIMIT])
+    return [name.decode("utf-8", "replace").rstrip("\n") for name in names if name is not None]

@@ -1,0 +1,88 @@
+"""Which processes are watched: those with a GPU context, a command under watch, and all below.
+
+A scan lists /proc (0.3 us an entry) and reads the parent of what is new only, so a node of 1,000
+processes costs 0.3 ms where reading them all costs 5 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from whyidle.clock import NS_PER_S
+from whyidle.collect.process_text import parse_stat
+from whyidle.host import Host
+
+# A pid that was used again between two scans looks old; a full scan finds it.
+_FULL_EVERY_NS = 60 * NS_PER_S
+# More processes than any node's job has: a fork bomb must not blind or fill the recording.
+WATCHED_LIMIT = 1024
+
+
+class ProcessTree:
+    """The processes of a node and which of them are watched.
+
+    Once watched, a process stays so until it ends: losing its parent or its GPU context does not
+    end its part in the job.
+    """
+
+    __slots__ = ("_full_ns", "_parents", "_roots", "overflow", "watched")
+
+    def __init__(self) -> None:
+        self._parents: dict[int, int] = {}
+        self._roots: frozenset[int] = frozenset()
+        self._full_ns: int | None = None
+        self.watched: set[int] = set()
+        self.overflow = 0
+
+    def scan(self, host: Host, roots: Iterable[int]) -> set[int]:
+        """Bring the tree up to date; return the watched pids that have gone."""
+        now_ns = host.clock.mono_ns()
+        alive = {int(name) for name in host.names("proc") if name.isdigit()}
+        if self._full_ns is None or now_ns - self._full_ns >= _FULL_EVERY_NS:
+            self._full_ns = now_ns
+            # Watched processes keep their place: their parents may have gone since.
+            self._parents = {p: up for p, up in self._parents.items() if p in self.watched}
+        for pid in self._parents.keys() - alive:
+            del self._parents[pid]
+        new = alive - self._parents.keys()
+        for pid in new:
+            parent = _parent(host, pid)
+            if parent is not None:
+                self._parents[pid] = parent
+        wanted = frozenset(roots) & alive
+        # A new root may have children that were seen before it became one.
+        candidates = new if wanted <= self._roots else alive
+        self._roots = wanted
+        gone = self.watched - alive
+        self.watched -= gone
+        self._admit(wanted | {pid for pid in candidates if self._descends(pid)})
+        return gone
+
+    def drop(self, pid: int) -> None:
+        """Forget a process that ended after the scan; its number is free for another."""
+        self.watched.discard(pid)
+        self._parents.pop(pid, None)
+
+    def _admit(self, pids: frozenset[int]) -> None:
+        self.overflow = 0
+        for pid in sorted(pids - self.watched):
+            if len(self.watched) >= WATCHED_LIMIT:
+                self.overflow += 1
+            else:
+                self.watched.add(pid)
+
+    def _descends(self, pid: int) -> bool:
+        seen = set()
+        while pid not in seen:
+            if pid in self._roots or pid in self.watched:
+                return True
+            seen.add(pid)
+            pid = self._parents.get(pid, 0)
+        return False
+
+
+def _parent(host: Host, pid: int) -> int | None:
+    try:
+        return parse_stat(host.read_bytes(f"proc/{pid}/stat", keep=False)).parent_pid
+    except (OSError, ValueError):
+        return None  # it ended meanwhile; what is unreadable is reported where it is watched

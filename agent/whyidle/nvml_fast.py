@@ -1,0 +1,273 @@
+"""NVML calls of the hot path: buffers that live as long as the library is open, decoded by struct.
+
+The library and its structures are nvidia-ml-py's. Its accessors are not used here, because each
+member of a structure costs 0.4-0.7 us through a Python __getattribute__: one sweep of 8 GPUs (10
+gauges, 56 fields, GPM) costs 1.33 ms through them and 0.084 ms so. Reference: nvml.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pynvml
+
+from whyidle.clock import Clock
+from whyidle.host import Answer, NvmlError
+
+# NVML counts its refresh in 100 ms: the header asks for more than that between two GPM samples.
+GPM_WINDOW_MIN_NS = 100_000_000
+# A window over a pause this long says nothing of any moment: begin anew.
+GPM_WINDOW_MAX_NS = 60_000_000_000
+# nvmlGpmMetricId_t of what "gpm" answers, in this order.
+GPM_METRICS = (1, 2, 3, 5, 10, 12, 20, 21, 60, 61)
+# Means all links together in the scopeId of an NVLink field.
+_ALL_LINKS = 0xFFFFFFFF
+_NVLINK_FIELDS = frozenset({138, 139, 140, 141})
+
+SUCCESS = 0
+INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
+FUNCTION_NOT_FOUND = 13
+# What says "not on this GPU or driver" for one value: old drivers do not know new fields' numbers.
+ABSENT = frozenset({INVALID_ARGUMENT, NOT_SUPPORTED, FUNCTION_NOT_FOUND})
+
+_FIELD = struct.Struct("<IIqqiiQ")  # id, scope, timestamp us, latency us, type, return, value
+_METRIC = struct.Struct("<Iid24x")  # id, return, value, pointers to names
+_METRICS_AT = 24
+_DOUBLE = struct.Struct("<d")
+_WORD = struct.Struct("<Q")
+
+Call = Callable[..., Any]
+
+
+def check(code: int, call: str) -> None:
+    """Raise NvmlError for anything but success."""
+    if code != SUCCESS:
+        raise NvmlError(code, call, error_text(code))
+
+
+def error_text(code: int) -> str:
+    """Return NVML's own words for a code; `FUNCTION_NOT_FOUND` is ours where a symbol lacks."""
+    try:
+        return str(pynvml.nvmlErrorString(code))
+    except Exception:  # noqa: BLE001 - the words are a comfort, the code is the fact
+        return "error"
+
+
+class Library:
+    """libnvidia-ml, opened by nvidia-ml-py; used by one thread. Raises NvmlError."""
+
+    __slots__ = ("_dll", "_uint", "_uint_ref", "_ulong", "_ulong_ref")
+
+    def __init__(self) -> None:
+        try:
+            # A driver without GPUs is a state to report, not a failure to start.
+            pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+        except pynvml.NVMLError as error:
+            raise NvmlError(int(error.value), "Init", str(error)) from None
+        # The same library again, by the name that found it: calls of our own, so that nothing set
+        # on them reaches nvidia-ml-py's.
+        self._dll = ctypes.CDLL(pynvml.nvmlLib._name)
+        self._uint = ctypes.c_uint()
+        self._uint_ref = ctypes.byref(self._uint)
+        self._ulong = ctypes.c_ulonglong()
+        self._ulong_ref = ctypes.byref(self._ulong)
+
+    def function(self, *names: str) -> Call | None:
+        """Return the first function of these that the driver has; None if it has none."""
+        for name in names:
+            found: Call | None = getattr(self._dll, name, None)
+            if found is not None:
+                return found
+        return None
+
+    def require(self, *names: str) -> Call:
+        """Return the first function that exists; raises NvmlError."""
+        found = self.function(*names)
+        if found is None:
+            raise NvmlError(FUNCTION_NOT_FOUND, names[0], "Function Not Found")
+        return found
+
+    def uint(self, function: Call, call: str, handle: Any, *args: int) -> int:
+        """Return what a getter writes to its last argument, an unsigned int."""
+        check(function(handle, *args, self._uint_ref), call)
+        return self._uint.value
+
+    def ulong(self, function: Call, call: str, handle: Any) -> int:
+        """Return what a getter writes to its last argument, an unsigned long long."""
+        check(function(handle, self._ulong_ref), call)
+        return self._ulong.value
+
+    def close(self) -> None:
+        """Let go of the devices; the library itself stays loaded. Never raises."""
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            return  # it was shut down by a driver reload: nothing is held
+
+
+class Buffer:
+    """A ctypes object and the bytes below it."""
+
+    __slots__ = ("bytes", "ref", "whole")
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+        self.ref = ctypes.byref(whole)
+        self.bytes = memoryview(whole).cast("B")
+
+
+class Fields:
+    """A set of field values of one device, asked in one call of the driver."""
+
+    __slots__ = ("_buffer", "_count", "_function", "_handle")
+
+    def __init__(self, library: Library, handle: Any, ids: Sequence[int]) -> None:
+        array = (pynvml.c_nvmlFieldValue_t * len(ids))()
+        self._buffer = Buffer(array)
+        for index, number in enumerate(ids):
+            scope = _ALL_LINKS if number in _NVLINK_FIELDS else 0
+            struct.pack_into("<II", self._buffer.bytes, index * _FIELD.size, number, scope)
+        self._handle = handle
+        self._count = ctypes.c_int(len(ids))
+        self._function = library.require("nvmlDeviceGetFieldValues")
+
+    def read(self) -> tuple[Answer, ...]:
+        """Return a value per field: a number; None if absent here; (code,) if refused."""
+        check(self._function(self._handle, self._count, self._buffer.ref), "FieldValues")
+        return tuple(
+            _field(kind, code, word)
+            for _, _, _, _, kind, code, word in _FIELD.iter_unpack(self._buffer.bytes)
+        )
+
+
+def _field(kind: int, code: int, word: int) -> Answer:
+    """Decode a value by its nvmlValueType_t: the wrong member gives plausible garbage."""
+    if code != SUCCESS:
+        return None if code in ABSENT else (code,)
+    if kind in (2, 3):  # unsigned long, unsigned long long
+        return word
+    if kind == 1:  # unsigned int
+        return word & 0xFFFFFFFF
+    if kind == 0:  # double
+        value: float = _DOUBLE.unpack(_WORD.pack(word))[0]
+        return value if math.isfinite(value) else None
+    if kind == 4:  # signed long long
+        return word - (1 << 64) if word >> 63 else word
+    if kind == 5:  # signed int
+        low = word & 0xFFFFFFFF
+        return low - (1 << 32) if low >> 31 else low
+    if kind == 6:  # unsigned short
+        return word & 0xFFFF
+    return None  # a type that this header does not know
+
+
+class Gpm:
+    """GPU performance monitoring of a device: two samples in turn, so that windows touch.
+
+    A MIG device is sampled through its GPU and the number of its GPU instance.
+    """
+
+    __slots__ = (
+        "_get",
+        "_handle",
+        "_instance",
+        "_latest",
+        "_latest_ns",
+        "_library",
+        "_metrics",
+        "_requests",
+        "_samples",
+        "worked",
+    )
+
+    def __init__(self, library: Library, handle: Any, instance: int | None) -> None:
+        self._library = library
+        self._handle = handle
+        self._instance = instance
+        # None: not tried yet with a pair of samples.
+        self.worked: bool | None = None
+        self._metrics = library.require("nvmlGpmMetricsGet")
+        self._get = library.require(
+            "nvmlGpmSampleGet" if instance is None else "nvmlGpmMigSampleGet"
+        )
+        self._samples: list[Any] = []
+        for _ in range(2):
+            self._samples.append(_allocate(library))
+        # One request for each order of the two: nothing is written on the hot path.
+        self._requests = tuple(
+            _request(self._samples[older], self._samples[1 - older]) for older in (0, 1)
+        )
+        self._latest = 0
+        self._latest_ns: int | None = None
+
+    def window(self, clock: Clock) -> Answer:
+        """Sample; return (t0_ns, t1_ns, values) of the window that this ends, or None.
+
+        None: it is the first, or too soon. Times are those of the monotonic clock half way through
+        the samples; values are in the order of GPM_METRICS, in percent and MiB/s.
+        """
+        began = clock.mono_ns()
+        before = self._latest_ns
+        if before is not None and began - before < GPM_WINDOW_MIN_NS:
+            return None
+        target = 1 - self._latest
+        self._latest_ns = None  # should the call fail, neither sample is a beginning
+        self._sample(self._samples[target])
+        now = began + (clock.mono_ns() - began) // 2
+        older, self._latest, self._latest_ns = self._latest, target, now
+        if before is None or now - before > GPM_WINDOW_MAX_NS:
+            return None
+        request = self._requests[older]
+        check(self._metrics(request.ref), "GpmMetricsGet")
+        self.worked = True
+        return (before, now, _values(request.bytes))
+
+    def _sample(self, sample: Any) -> None:
+        try:
+            if self._instance is None:
+                check(self._get(self._handle, sample), "GpmSampleGet")
+            else:
+                check(self._get(self._handle, self._instance, sample), "GpmMigSampleGet")
+        except NvmlError:
+            self.worked = False
+            raise
+
+    def free(self) -> None:
+        """Give the sample buffers back; nothing else does."""
+        release = self._library.function("nvmlGpmSampleFree")
+        for sample in self._samples:
+            if release is not None:
+                release(sample)
+        self._samples.clear()
+
+
+def _allocate(library: Library) -> Any:
+    sample = pynvml.c_nvmlGpmSample_t()
+    check(library.require("nvmlGpmSampleAlloc")(ctypes.byref(sample)), "GpmSampleAlloc")
+    return sample
+
+
+def _request(older: Any, newer: Any) -> Buffer:
+    request = pynvml.c_nvmlGpmMetricsGet_t()
+    request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    request.numMetrics = len(GPM_METRICS)
+    request.sample1, request.sample2 = older, newer
+    for index, metric in enumerate(GPM_METRICS):
+        request.metrics[index].metricId = metric
+    return Buffer(request)
+
+
+def _values(data: memoryview) -> tuple[Answer, ...]:
+    end = _METRICS_AT + len(GPM_METRICS) * _METRIC.size
+    found: list[Answer] = []
+    for _, code, value in _METRIC.iter_unpack(data[_METRICS_AT:end]):
+        if code != SUCCESS:
+            found.append(None if code in ABSENT else (code,))
+        else:
+            found.append(value if math.isfinite(value) else None)
+    return tuple(found)
