@@ -24,6 +24,7 @@ import numpy as np
 
 from whyidle.layout import PART, SEGMENT, Identity
 from whyidle.schema import TABLES, VERSION
+from whyidle.spool import schema_hash, schema_text
 from whyidle.spool_read import Columns, ColumnValues, Piece
 from whyidle.table import Table, ddl, identifier, quoted, table_of
 
@@ -38,6 +39,7 @@ class SegmentInfo:
     """What a segment says of itself."""
 
     schema_version: int
+    schema_hash: int
     identity: Identity
 
 
@@ -45,6 +47,11 @@ def span(path: Path) -> tuple[int, int] | None:
     """Return the monotonic milliseconds of a file's first and last piece; None: a foreign name."""
     match = _SPAN.match(path.name)
     return (int(match[1]), int(match[2] or match[1])) if match else None
+
+
+def known_hash() -> int:
+    """Return the hash of today's schema: a segment that has it needs no look at its columns."""
+    return schema_hash(schema_text([table_of(row) for row in TABLES]))
 
 
 def merged_name(first: Path, last: Path) -> str:
@@ -91,6 +98,7 @@ def new_segment(
         # A view, since a table of one row would take a block of 256 KiB.
         con.execute(
             f"CREATE VIEW seg.{INFO} AS SELECT {VERSION}::BIGINT AS schema_version, "
+            f"{known_hash()}::BIGINT AS schema_hash, "
             f"{quoted(identity.node)} AS node, {quoted(identity.boot_id)} AS boot_id, "
             f"{quoted(duckdb.__version__)} AS duckdb_version"
         )
@@ -174,12 +182,14 @@ def _expression(
 def read_info(con: duckdb.DuckDBPyConnection, catalog: str) -> SegmentInfo:
     """Return what the attached segment says of itself; raises duckdb.Error, ValueError."""
     row = con.execute(
-        f"SELECT schema_version, node, boot_id FROM {identifier(catalog)}.{INFO}"
+        f"SELECT schema_version, schema_hash, node, boot_id FROM {identifier(catalog)}.{INFO}"
     ).fetchone()
     if row is None:
         raise ValueError("it does not say what it is")
     return SegmentInfo(
-        schema_version=int(row[0]), identity=Identity(node=str(row[1]), boot_id=str(row[2]))
+        schema_version=int(row[0]),
+        schema_hash=int(row[1]),
+        identity=Identity(node=str(row[2]), boot_id=str(row[3])),
     )
 
 

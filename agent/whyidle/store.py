@@ -1,0 +1,249 @@
+"""Reads recordings: any number of segments, spools, nodes and exports, as one set of views.
+
+Each declared table is a view with `node` and `boot_id` before its own columns. Columns that an
+older recording lacks are NULL, a newer schema is refused in a sentence, damaged parts are left out
+and named in `Recording.damaged`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import duckdb
+
+from whyidle.errors import UserError
+from whyidle.layout import Identity
+from whyidle.schema import TABLES, VERSION
+from whyidle.segment import (
+    attach,
+    columns_of,
+    connect,
+    first_line,
+    insert_piece,
+    known_hash,
+    read_info,
+    verify,
+)
+from whyidle.sources import Found, find
+from whyidle.spool_read import NewerSchemaError, Piece, UnreadableError, read_piece
+from whyidle.table import Table, ddl, identifier, quoted, table_of
+
+# A keeper may replace files between our listing them and opening them; then we list them again.
+ATTEMPTS = 5
+
+_T = TypeVar("_T")
+# Of a catalog: the columns of each of its tables; None where they are today's.
+_Shape = Mapping[str, Sequence[str]] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damaged:
+    """A part that was left out, and why."""
+
+    path: Path
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Catalog:
+    name: str
+    identity: Identity
+    shape: _Shape
+    path: Path | None  # None for spools, which were read into memory
+
+
+class _ChangedError(Exception):
+    """Files went away while they were being opened."""
+
+
+class Recording:
+    """Open recordings; `con` has the views. Use `run` for queries that damage must not stop."""
+
+    __slots__ = ("_catalogs", "_exports", "_memory_limit", "_sources", "_threads", "con", "damaged")
+
+    def __init__(
+        self, sources: Sequence[str | Path], *, threads: int = 1, memory_limit: str = "2GB"
+    ) -> None:
+        self._sources = tuple(sources)
+        self._threads = threads
+        self._memory_limit = memory_limit
+        self._catalogs: list[_Catalog] = []
+        self._exports: list[Path] = []
+        self.damaged: list[Damaged] = []
+        self.con = connect(memory_limit=memory_limit, threads=threads)
+        self._open()
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the nodes, sorted."""
+        names = {catalog.identity.node for catalog in self._catalogs}
+        for export in self._exports:
+            names |= {path.name.split("=", 1)[1] for path in export.glob("*/node=*")}
+        return sorted(names)
+
+    def run(self, work: Callable[[duckdb.DuckDBPyConnection], _T]) -> _T:
+        """Return `work(con)`. If it hits a damaged part, leave that part out and do it again."""
+        while True:
+            try:
+                return work(self.con)
+            except duckdb.Error:
+                if not self._drop_damaged():
+                    raise
+
+    def close(self) -> None:
+        """Close all files."""
+        self.con.close()
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        for _ in range(ATTEMPTS):
+            try:
+                self._open_found(find(self._sources))
+            except _ChangedError:
+                self.con.close()
+                self.con = connect(memory_limit=self._memory_limit, threads=self._threads)
+                continue
+            return
+        raise UserError(
+            f"{', '.join(map(str, self._sources))} changes faster than it can be opened: copy it "
+            "and read the copy"
+        )
+
+    def _open_found(self, found: Found) -> None:
+        known_damage = {damaged.path: damaged for damaged in self.damaged}
+        self._catalogs, self.damaged = [], list(known_damage.values())
+        self._exports = found.exports
+        for path in found.segments:
+            if path not in known_damage:
+                self._open_segment(path)
+        self._open_pieces([path for path in found.pieces if path not in known_damage])
+        for row in TABLES:
+            self.con.execute(self._view(table_of(row)))
+
+    def _open_segment(self, path: Path) -> None:
+        name = f"part{len(self._catalogs)}"
+        try:
+            attach(self.con, path, name)
+            info = read_info(self.con, name)
+        except (duckdb.Error, ValueError) as error:
+            if not path.exists():
+                raise _ChangedError from error
+            self.damaged.append(Damaged(path=path, why=first_line(error)))
+            self.con.execute(f"DETACH DATABASE IF EXISTS {identifier(name)}")
+            return
+        if info.schema_version > VERSION:
+            raise _newer(path, info.schema_version)
+        known = info.schema_hash == known_hash()
+        shape = None if known else columns_of(self.con, name)
+        self._catalogs.append(_Catalog(name=name, identity=info.identity, shape=shape, path=path))
+
+    def _open_pieces(self, paths: Sequence[Path]) -> None:
+        pieces: dict[Identity, list[Piece]] = {}
+        for path in paths:
+            try:
+                piece = read_piece(path)
+            except NewerSchemaError as error:
+                raise _newer(path, error.version) from error
+            except UnreadableError as error:
+                if path.stat().st_size:  # an agent that begins leaves an empty file for a moment
+                    self.damaged.append(Damaged(path=path, why=str(error)))
+                continue
+            except OSError as error:
+                if not path.exists():
+                    raise _ChangedError from error
+                self.damaged.append(Damaged(path=path, why=error.strerror or str(error)))
+                continue
+            if piece.damaged_bytes:
+                why = f"{piece.damaged_bytes} damaged bytes inside were skipped"
+                self.damaged.append(Damaged(path=path, why=why))
+            pieces.setdefault(piece.identity or self._identity_of(path), []).append(piece)
+        for identity, group in pieces.items():
+            name = f"part{len(self._catalogs)}"
+            self.con.execute(f"ATTACH ':memory:' AS {name}")
+            for row in TABLES:
+                self.con.execute(ddl(table_of(row), schema=name)[0])
+            for piece in group:
+                insert_piece(self.con, piece, name)
+            self._catalogs.append(_Catalog(name=name, identity=identity, shape=None, path=None))
+
+    def _identity_of(self, piece: Path) -> Identity:
+        """Return who wrote a piece that lost its header: its neighbours, else its folder."""
+        boot8 = piece.parent.parent.name
+        for catalog in self._catalogs:
+            if catalog.identity.boot8 == boot8:
+                return catalog.identity
+        return Identity(node=piece.parent.parent.parent.name, boot_id=boot8)
+
+    def _view(self, spec: Table) -> str:
+        parts = [_select(spec, catalog) for catalog in self._catalogs]
+        parts += [_select_export(self.con, spec, export) for export in self._exports]
+        chosen = [part for part in parts if part is not None]
+        if not chosen:
+            columns = ", ".join(
+                f"NULL::{column.type} AS {identifier(column.name)}" for column in spec.columns
+            )
+            chosen = [
+                f"SELECT NULL::VARCHAR AS node, NULL::VARCHAR AS boot_id, {columns} WHERE false"
+            ]
+        return f"CREATE VIEW {identifier(spec.name)} AS {' UNION ALL '.join(chosen)}"
+
+    def _drop_damaged(self) -> bool:
+        """Look for parts that cannot be read through, leave them out; say whether any was found."""
+        paths = [catalog.path for catalog in self._catalogs if catalog.path is not None]
+        damaged = [Damaged(path=path, why=why) for path in paths if (why := verify(path))]
+        if not damaged:
+            return False
+        self.damaged += damaged
+        self.con.close()
+        self.con = connect(memory_limit=self._memory_limit, threads=self._threads)
+        self._open()
+        return True
+
+
+def _newer(path: Path, version: int) -> UserError:
+    return UserError(
+        f"{path} was written by a newer whyidle (schema {version}, this one reads up to "
+        f"{VERSION}): update whyidle to read it"
+    )
+
+
+def _select(spec: Table, catalog: _Catalog) -> str | None:
+    held = None if catalog.shape is None else catalog.shape.get(spec.name, ())
+    if held is not None and not held:
+        return None
+    columns = ", ".join(
+        identifier(column.name)
+        if held is None or column.name in held
+        else f"NULL::{column.type} AS {identifier(column.name)}"
+        for column in spec.columns
+    )
+    return (
+        f"SELECT {quoted(catalog.identity.node)} AS node, {quoted(catalog.identity.boot_id)} "
+        f"AS boot_id, {columns} FROM {catalog.name}.{identifier(spec.name)}"
+    )
+
+
+def _select_export(con: duckdb.DuckDBPyConnection, spec: Table, export: Path) -> str | None:
+    folder = export / spec.name
+    if not any(folder.glob("*/*/*.parquet")):
+        return None
+    source = (
+        f"read_parquet({quoted(str(folder / '*' / '*' / '*.parquet'))}, hive_partitioning = true, "
+        "hive_types = {'node': VARCHAR, 'hour': VARCHAR}, union_by_name = true)"
+    )
+    held = {str(row[0]) for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
+    columns = ", ".join(
+        f"{identifier(column.name)}::{column.type} AS {identifier(column.name)}"
+        if column.name in held
+        else f"NULL::{column.type} AS {identifier(column.name)}"
+        for column in spec.columns
+    )
+    return f"SELECT node, boot_id, {columns} FROM {source}"
