@@ -204,6 +204,12 @@ class Gpu:
         mem=0.4, throttle_power=0.1`); traffic is bytes per second (`pcie_tx, pcie_rx`, and
         `nvlink_tx, nvlink_rx` on each link).
         """
+        self.set_rates(rates, at_ns=at_ns, until_ns=until_ns)
+
+    def set_rates(
+        self, rates: Mapping[str, float], *, at_ns: int | None = None, until_ns: int | None = None
+    ) -> None:
+        """`run` with the names in a mapping."""
         native = [pair for name, rate in rates.items() for pair in _per_second(name, rate)]
         with self._write(at_ns) as t_ns:
             for index, rate in native:

@@ -21,10 +21,15 @@ enum {
 };
 
 static nvmlReturn_t put_unsigned(nvmlFieldValue_t *field, uint32_t value) {
-    REQUIRE_SUPPORT(value != STANDIN_ABSENT);
     field->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
     field->value.uiVal = value;
     return NVML_SUCCESS;
+}
+
+/* A gauge, which may be absent; a wrapping counter may hold the same number and mean it. */
+static nvmlReturn_t put_gauge(nvmlFieldValue_t *field, uint32_t value) {
+    REQUIRE_SUPPORT(value != STANDIN_ABSENT);
+    return put_unsigned(field, value);
 }
 
 static nvmlReturn_t put_long(nvmlFieldValue_t *field, uint64_t value) {
@@ -149,16 +154,16 @@ static nvmlReturn_t power_field(const struct device *d, nvmlFieldValue_t *field,
         REQUIRE_SUPPORT(gauges->power_mw != STANDIN_ABSENT);
         return put_unsigned(field, standin_average_power_mw(d));
     case NVML_FI_DEV_POWER_INSTANT:
-        return put_unsigned(field, gauges->power_mw);
+        return put_gauge(field, gauges->power_mw);
     case NVML_FI_DEV_POWER_MIN_LIMIT:
-        return put_unsigned(field, gauges->power_limit_min_mw);
+        return put_gauge(field, gauges->power_limit_min_mw);
     case NVML_FI_DEV_POWER_MAX_LIMIT:
-        return put_unsigned(field, gauges->power_limit_max_mw);
+        return put_gauge(field, gauges->power_limit_max_mw);
     case NVML_FI_DEV_POWER_DEFAULT_LIMIT:
-        return put_unsigned(field, gauges->power_limit_default_mw);
+        return put_gauge(field, gauges->power_limit_default_mw);
     case NVML_FI_DEV_POWER_CURRENT_LIMIT:
     case NVML_FI_DEV_POWER_REQUESTED_LIMIT:
-        return put_unsigned(field, gauges->power_limit_mw);
+        return put_gauge(field, gauges->power_limit_mw);
     default: /* NVML_FI_DEV_ENERGY */
         return put_long(field, (uint64_t)standin_counter(d, STANDIN_ENERGY_MJ, now_ns));
     }
@@ -185,7 +190,7 @@ static nvmlReturn_t fetch(const struct device *d, nvmlFieldValue_t *field,
         if (unsigned_gauges[i].field == id) {
             uint32_t value;
             memcpy(&value, (const char *)gauges + unsigned_gauges[i].offset, sizeof value);
-            return put_unsigned(field, value);
+            return put_gauge(field, value);
         }
     }
     if (id >= NVML_FI_DEV_ECC_SBE_VOL_TOTAL && id <= NVML_FI_DEV_ECC_DBE_AGG_TOTAL)
