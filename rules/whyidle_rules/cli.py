@@ -126,7 +126,7 @@ def _diagnose_traces(args: argparse.Namespace, files: Sequence[FileTrace]) -> in
     run = assemble(files)
     if len(run.refused) == len(run.files):
         raise UserError(_all_refused(run.refused))
-    rules = rule_load.load(args.rules_dir)
+    rules = rule_load.load_rules(args.rules_dir)
     with database.memory() as con:
         found = diagnose(con, [Path(source) for source in args.source], run, rules)
     if args.json:
