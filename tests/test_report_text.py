@@ -6,6 +6,7 @@ difference before you commit it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -163,6 +164,35 @@ def test_small_causes_are_summed_and_spelled_out_when_asked_for() -> None:
     d = diagnosis([gpu(0, 300.0, empty_s=210.0)], ledger)
     assert "12 smaller causes" in render(d)
     assert "smaller causes" not in render(d, verbose=True)
+
+
+def test_a_single_small_cause_is_named_rather_than_counted() -> None:
+    ledger = [row("host_pause", "gc", 9.99, rank=0), row("storage", "offload", 0.01, rank=0)]
+    text = render(diagnosis([gpu(0, 20.0, empty_s=10.0)], ledger))
+    assert "smaller causes" not in text
+    assert re.search(r"0\.01 s +<?0\.1 % .* Storage", text)
+
+
+def test_files_of_different_days_are_not_one_long_run() -> None:
+    one_run = dataclasses.replace(CASES["sleeper"]().run, begin_ns=0, end_ns=3_400_000_000)
+    d = dataclasses.replace(CASES["sleeper"](), run=one_run)
+    assert ", 3.40 s long." in render(d)
+    days = dataclasses.replace(one_run, end_ns=55 * 10**15)
+    assert ", each up to 3.29 s long." in render(dataclasses.replace(d, run=days))
+
+
+def test_ranks_that_were_not_seen_are_counted() -> None:
+    d = diagnosis([gpu(0, 1.0), gpu(1, 1.0)], [], job={"world_size": 64})
+    assert "Trace of 2 GPUs (ranks 0 and 1 of 64) on node" in render(d)
+
+
+def test_gpus_that_would_read_the_same_are_named_by_their_files() -> None:
+    gpus = [
+        dataclasses.replace(gpu(0, 1.0, empty_s=0.5), source=f"/traces/{name}.json")
+        for name in ("before", "after")
+    ]
+    text = render(diagnosis(gpus, [row("host_pause", "gc", 1.0, rank=0)]))
+    assert "  rank 0 before.json  " in text and "  rank 0 after.json " in text
 
 
 def test_no_idle_time_shows_no_ledger() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
@@ -45,10 +46,11 @@ def side_by_side(pen: Pen, d: Diagnosis) -> Iterable[RenderableType]:
     yield title
     lines: list[tuple[str, GpuLedger | None]] = []
     position = 0
-    for place, gpu in chosen:
+    names = _names(pen, [gpu for _, gpu in chosen], known)
+    for (place, gpu), name in zip(chosen, names, strict=True):
         if place > position:
             lines.append((f"{pen.glyphs.ellipsis} {place - position:,} more", None))
-        lines.append((_name(pen, gpu, known), gpu))
+        lines.append((name, gpu))
         position = place + 1
     cells = min(max(pen.columns // 5, 10), 32)
     table = grid(
@@ -97,6 +99,18 @@ def _waited_on(gpus: Sequence[GpuLedger]) -> dict[int, float]:
                 sums[int(rank)] = sums.get(int(rank), 0.0) + seconds
     floor = _WORTH_RATIO * math.fsum(gpu.wall_s for gpu in gpus)
     return {rank: seconds for rank, seconds in sums.items() if seconds > floor}
+
+
+def _names(pen: Pen, gpus: Sequence[GpuLedger], known: Cluster) -> list[str]:
+    """Name each GPU; where two would read the same, by the file that it came from."""
+    names = [_name(pen, gpu, known) for gpu in gpus]
+    counts = Counter(names)
+    return [
+        f"{name} {pen.short(gpu.source.rpartition('/')[2], _NODE_CELLS)}"
+        if gpu.source and counts[name] > 1
+        else name
+        for name, gpu in zip(names, gpus, strict=True)
+    ]
 
 
 def _name(pen: Pen, gpu: GpuLedger, known: Cluster) -> str:

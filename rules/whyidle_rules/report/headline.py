@@ -117,8 +117,13 @@ def _cause(
     """Say why, and on whom it arose; as waiting for a rank where others mostly waited for it."""
     probably = "" if _is_sure(group, findings) else "probably "
     because = f"because {clause(group.cause, group.subcause)} ({title_inside(group.cause)})"
+    where = cluster(gpus).place(group)
+    if where:
+        where = f" on {where}" if group.is_only_there else f", mostly on {where}"
     if group.outside_s >= _MOST_RATIO * group.idle_s:
         return f", {_extent(group, totals)} {probably}waiting for a rank that was not recorded"
+    if _is_alone(group):
+        return f", {_extent(group, totals)} in collectives with nothing beside them{where}"
     if group.waited_s >= _WAITED_RATIO * group.idle_s:
         found = waiting(group, gpus)
         if found:
@@ -127,9 +132,6 @@ def _cause(
             comma = ", " if probably or part else " "
             late = f"{found.pronoun} late{comma}{probably}{part}{because}"
             return f": {found.sentence}, {late.replace('because a rank ', 'because it ')}"
-    where = cluster(gpus).place(group)
-    if where:
-        where = f" on {where}" if group.is_only_there else f", mostly on {where}"
     return f", {_extent(group, totals)} {probably}{because}{where}"
 
 
@@ -154,8 +156,10 @@ def _extent(group: RootGroup, totals: Totals) -> str:
 def _cost(group: RootGroup, totals: Totals, findings: Sequence[Finding]) -> str:
     """Say what it costs, and what fixing it returns at most where a rule knows better."""
     cost = f"{gpu_time(group.idle_s)}, {percent(group.idle_s / totals.gpu_s)} of all GPU time"
-    if group.outside_s >= _MOST_RATIO * group.idle_s or _is_alone(group):
+    if group.outside_s >= _MOST_RATIO * group.idle_s:
         return f"; that is {cost}, and recordings of all ranks would tell more"
+    if _is_alone(group):
+        return f"; that is {cost}, and recordings of all ranks would tell waiting from transfer"
     returned = _returned_s(group, findings)
     if returned is None or returned >= _SAME_COST_RATIO * group.idle_s:
         return f"; fixing it returns at most {cost}"
@@ -163,6 +167,7 @@ def _cost(group: RootGroup, totals: Totals, findings: Sequence[Finding]) -> str:
 
 
 def _is_alone(group: RootGroup) -> bool:
+    """Say whether collectives were seen from one side only."""
     return (group.cause, group.subcause) == ("collective", "exposed")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from rich.console import RenderableType
@@ -21,8 +21,10 @@ from whyidle_rules.report.pen import (
     Pen,
     grid,
 )
+from whyidle_rules.report.places import cluster
 from whyidle_rules.report.rounding import figures
 from whyidle_rules.report.words import (
+    as_number,
     duration,
     gpu_time,
     percent,
@@ -32,6 +34,8 @@ from whyidle_rules.report.words import (
 
 _MAX_NAMES = 2
 _NAME_CELLS = 48
+# Ranks start and stop a little apart; files of several runs lie much further apart.
+_ONE_RUN_RATIO = 2.0
 _MAX_JOB_FIELDS = 6
 # Rules named for one gap in the evidence; the full list needs --verbose.
 _MAX_BLIND = 4
@@ -50,38 +54,47 @@ def heading(pen: Pen, d: Diagnosis) -> Iterable[RenderableType]:
 
 def _run_line(pen: Pen, d: Diagnosis) -> str:
     run = d.run
+    known = cluster(d.gpus)
     words = "Trace" if run.kind == "trace" else "Recording"
     words += f" of {plural(len(d.gpus), 'GPU')}" if d.gpus else " without GPU activity"
-    ranks = [gpu.rank for gpu in d.gpus if gpu.rank is not None]
-    if ranks:
-        words += f" ({rank_list(ranks)})"
+    if known.ranks:
+        words += f" ({rank_list(known.ranks)}{_of_more(run, len(known.ranks))})"
     if run.nodes:
         word = "node" if len(run.nodes) == 1 else f"{len(run.nodes):,} nodes:"
-        words += f" on {word} {_names(pen, run.nodes)}"
-    wall_s = _wall_s(d)
-    if wall_s is not None:
-        words += f", {duration(wall_s)} long"
-    return words + _job(pen, run) + "."
+        words += f" on {word} {_names(pen, [known.node(node) for node in run.nodes])}"
+    return words + _length(d) + _job(pen, run) + "."
 
 
-def _wall_s(d: Diagnosis) -> float | None:
+def _of_more(run: Run, ranks: int) -> str:
+    """Say that the job had more ranks than were seen."""
+    world_size = as_number((run.job or {}).get("world_size"))
+    return f" of {world_size:,.0f}" if world_size is not None and world_size > ranks else ""
+
+
+def _length(d: Diagnosis) -> str:
+    longest_s = max((gpu.wall_s for gpu in d.gpus), default=0.0)
     if d.run.begin_ns is not None and d.run.end_ns is not None:
-        return (d.run.end_ns - d.run.begin_ns) / 1e9
-    return max((gpu.wall_s for gpu in d.gpus), default=None)
+        span_s = (d.run.end_ns - d.run.begin_ns) / 1e9
+        # Files of different days are not one run that lasted for days.
+        if span_s <= _ONE_RUN_RATIO * longest_s:
+            return f", {duration(span_s)} long"
+    each = "each up to " if len(d.gpus) > 1 else ""
+    return f", {each}{duration(longest_s)} long" if d.gpus else ""
 
 
 def _job(pen: Pen, run: Run) -> str:
     fields = [
         f"{pen.short(str(key), 24)} {pen.short(str(value), _NAME_CELLS)}"
         for key, value in (run.job or {}).items()
-        if isinstance(value, (str, int, float)) and value != ""
+        if isinstance(value, (str, int, float)) and value != "" and key != "world_size"
     ]
     return f", job: {', '.join(fields[:_MAX_JOB_FIELDS])}" if fields else ""
 
 
-def _names(pen: Pen, names: list[str], *, keep: Literal["middle", "end"] = "middle") -> str:
-    cells = min(_NAME_CELLS, pen.columns - 12)
+def _names(pen: Pen, names: Sequence[str], *, keep: Literal["middle", "end"] = "middle") -> str:
     kept = names if pen.verbose else names[:_MAX_NAMES]
+    # A name alone may take a line, two share it.
+    cells = pen.columns - 10 if len(kept) == 1 else max(pen.columns // 2 - 8, 24)
     text = ", ".join(pen.short(name, cells, keep=keep) for name in kept)
     more = len(names) - len(kept)
     return f"{text} and {more:,} more" if more else text

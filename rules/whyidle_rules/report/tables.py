@@ -17,6 +17,8 @@ from whyidle_rules.report.rounding import Figure, figures
 from whyidle_rules.report.words import clause, percent, title, title_inside
 
 _MAX_ROWS = 8
+# Rows under this share of the idle time are summed up.
+_WORTH_RATIO = 0.005
 _MAX_ORIGINS = 2
 # A root of less than this share of a felt cause is left to --verbose.
 _NOISE_RATIO = 0.05
@@ -55,8 +57,7 @@ def _table(
 ) -> Table:
     """Rows of time, share, bar and words, the biggest first, and the total they add up to."""
     digits = figures(d.totals)
-    # One row left over is shown itself: a line saying so would be as long.
-    keep = None if pen.verbose or len(texts) <= _MAX_ROWS + 1 else _MAX_ROWS
+    keep = None if pen.verbose else _keep(seconds, d.totals.idle_s)
     rows = digits.parts(seconds, keep=keep)
     total = digits.idle()
     cells = min(max(pen.columns // 6, 8), 24)
@@ -75,6 +76,14 @@ def _table(
         table.add_row("", row.time, row.share, bar, texts[index])
     _add_total(table, total, len(rows))
     return table
+
+
+def _keep(seconds: Sequence[float], idle_s: float) -> int | None:
+    """Return how many rows to show before the rest becomes one; None for all of them."""
+    worth = sum(one >= _WORTH_RATIO * idle_s for one in seconds)
+    keep = min(max(worth, 1), _MAX_ROWS)
+    # One row left over is shown itself: a line saying so would be as long.
+    return keep if len(seconds) > keep + 1 else None
 
 
 def _add_total(table: Table, total: Figure, rows: int) -> None:
