@@ -113,6 +113,16 @@ def test_a_cause_that_explains_part_of_the_waiting_says_so() -> None:
     assert "fixing it returns at most 12.0 GPU-seconds, 30 % of all GPU time" in said
 
 
+def test_jitter_is_not_told_as_waiting() -> None:
+    run = waiting_run({1: 3.0}, ranks=5)
+    gpus = [
+        dataclasses.replace(one, waited_for={"1": 0.02}) if one.rank == 4 else one
+        for one in run.gpus
+    ]
+    said = diagnosis(gpus, run.ledger).headline
+    assert ": ranks 0, 2 and 3 spent 3.00 s each waiting in collectives for rank 1" in said
+
+
 def test_slow_compute_speaks_of_the_late_rank() -> None:
     said = waiting_run({1: 3.0}, cause=("slow_compute", "more_work")).headline
     assert "for rank 1, which was late because it computed longer than its peers" in said

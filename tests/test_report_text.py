@@ -166,6 +166,14 @@ def test_small_causes_are_summed_and_spelled_out_when_asked_for() -> None:
     assert "smaller causes" not in render(d, verbose=True)
 
 
+def test_causes_too_small_to_chase_are_summed() -> None:
+    tiny = [("storage", "offload"), ("host_pause", "compile"), ("lifecycle", "startup")]
+    ledger = [row("host_pause", "gc", 9.91, rank=0), *(row(*pair, 0.03, rank=0) for pair in tiny)]
+    text = render(diagnosis([gpu(0, 20.0, empty_s=10.0)], ledger))
+    assert re.search(r"0\.09 s +0\.5 % +3 smaller causes", text)
+    assert "Storage" not in text
+
+
 def test_a_single_small_cause_is_named_rather_than_counted() -> None:
     ledger = [row("host_pause", "gc", 9.99, rank=0), row("storage", "offload", 0.01, rank=0)]
     text = render(diagnosis([gpu(0, 20.0, empty_s=10.0)], ledger))

@@ -40,7 +40,6 @@ def render_text(
         emoji=False,
         highlight=False,
         legacy_windows=False,
-        _environ={},
     )
     for number, section in enumerate(_sections(pen, d)):
         if number:
