@@ -108,6 +108,9 @@ def prepare(name: str) -> Stop:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     waiter = Stop(lifeline=0)
     waiter.install()
+    # The supervisor waits for signals and so has them blocked, which a child inherits; what came
+    # before the handlers were there comes now.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     gc.collect()
     gc.freeze()  # what was imported stays: no collection needs to look at it again
     return waiter

@@ -284,4 +284,6 @@ def _error_out(error: Exception) -> list[Any]:
         return ["no_nvml", str(error)]
     if isinstance(error, NotRecordedError):
         return ["not_recorded", str(error)]
+    if isinstance(error, KeyError):
+        return ["key", str(error.args[0]) if error.args else ""]
     return ["other", f"{type(error).__name__}: {error}"]

@@ -53,6 +53,8 @@ def _error_in(said: list[Any]) -> Exception:
         return NvmlUnavailableError(str(args[0]))
     if kind == "not_recorded":
         return NotRecordedError(str(args[0]))
+    if kind == "key":
+        return KeyError(str(args[0]))
     return RuntimeError(str(args[0]))
 
 

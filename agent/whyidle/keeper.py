@@ -14,8 +14,8 @@ from pathlib import Path
 
 import duckdb
 
-from whyidle.clock import NS_PER_S, Clock
-from whyidle.host import Host
+from whyidle.clock import NS_PER_S, Clock, SystemClock
+from whyidle.host import Host, LiveHost
 from whyidle.layout import PART, PIECE, SEGMENT, Identity, files
 from whyidle.sampler import resident_bytes
 from whyidle.schema import TABLES, VERSION, AgentSelf
@@ -186,7 +186,7 @@ class Keeper:
 
     def _merge_into(self, target: Path, group: Sequence[Path]) -> None:
         identity = self._identity_of(target.parent)
-        with new_segment(target, identity, comments=True, memory_limit=MEMORY_LIMIT) as con:
+        with new_segment(target, identity, merged=True, memory_limit=MEMORY_LIMIT) as con:
             for number, path in enumerate(group):
                 catalog = f"old{number}"
                 attach(con, path, catalog)
@@ -259,3 +259,12 @@ def _set_aside(path: Path, why: str) -> None:
     LOG.warning("%s cannot be read and was set aside as %s%s: %s", path, path.name, DAMAGED, why)
     path.rename(path.with_name(path.name + DAMAGED))
     sync(path.parent)
+
+
+def keep_at_once(recording: Path, identity: Identity) -> None:
+    """Turn the whole spool of a recording that nobody writes any more into one segment."""
+    host = LiveHost("/", SystemClock())
+    keeper = Keeper(recording, identity, host, pid=os.getpid())
+    keeper.cycle(drain=True)
+    keeper.merge(everything=True)
+    host.close()

@@ -7,6 +7,7 @@ monotonic clock, so that lateness never adds up.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ from whyidle.schema import AgentSelf, CollectorError
 from whyidle.spool import SpoolWriter
 from whyidle.table import Row
 
+LOG = logging.getLogger("whyidle.sampler")
 FLUSH_NS = NS_PER_S
 # Seconds of rows that wait for a disk that does not answer; 10 kB each.
 QUEUE_LIMIT = 60
@@ -124,21 +126,29 @@ class Written:
 class BlockWriter:
     """Writes blocks to the spool, in the calling thread; counts what a full disk loses."""
 
-    __slots__ = ("_buffer", "_clock", "_spool", "written")
+    __slots__ = ("_buffer", "_clock", "_failing", "_spool", "written")
 
     def __init__(self, spool: SpoolWriter, clock: Clock, buffer: Buffer) -> None:
         self._spool = spool
         self._clock = clock
         self._buffer = buffer
+        self._failing = False
         self.written = Written()
 
     def write(self, block: Block) -> None:
         """Append a block; a failure is told in the next one that can be written."""
         try:
             self._spool.write(block)
-        except Exception as error:  # noqa: BLE001 - what must be said about it goes on the record
-            self.written.rows_lost += sum(len(rows) for rows in block.values())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next second is tried
+            self.lose(block)
             self._tell("failed", "spool", describe(error))
+            if not self._failing:
+                LOG.error("cannot write the spool: %s", describe(error))
+            self._failing = True
+        else:
+            if self._failing:
+                LOG.info("the spool is written again")
+            self._failing = False
         for sentence in self._spool.refused:
             self.written.rows_lost += 1
             self._tell("refused", sentence.split(" ", 1)[0], sentence)
@@ -246,8 +256,11 @@ class Sampler:
             self._writer if inline else WriterThread(self._writer)
         )
 
-    def run(self, stopping: Callable[[], bool]) -> None:
-        """Sample until `stopping` says so, then flush everything; asks it after every wait."""
+    def run(self, stopping: Callable[[], bool]) -> list[str]:
+        """Sample until `stopping` says so, which is asked after every wait, then flush everything.
+
+        Returns the names of threads that still hang.
+        """
         stop = threading.Event()
         threads = [
             threading.Thread(target=_drive, args=(line, stop), name=name, daemon=True)
@@ -268,6 +281,7 @@ class Sampler:
             thread.join(JOIN_S / max(1, len(threads)))
         self._flush(self._clock.mono_ns(), final=True)
         self._sink.close()
+        return [thread.name for thread in threads if thread.is_alive()]
 
     def _flush(self, now_ns: int, *, final: bool = False) -> None:
         for line in self._all_lines():

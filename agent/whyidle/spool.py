@@ -20,6 +20,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from whyidle.clock import NS_PER_S, Clock
@@ -38,6 +39,8 @@ FRAME_LIMIT_BYTES = 64 << 20
 # Strings are names, states and paths; a longer one is cut rather than lost.
 STRING_LIMIT_BYTES = 4096
 NO_NULLS, ALL_NULL, SOME_NULL = 0, 1, 2
+# What stands in the place of a NULL.
+_FILLERS = MappingProxyType({"BIGINT": 0, "DOUBLE": 0.0, "BOOLEAN": False, "VARCHAR": ""})
 
 Rows = Mapping[type[Row], Sequence[Row]]
 
@@ -122,7 +125,7 @@ def _encode_column(spec: Table, column: Column, values: tuple[Any, ...]) -> byte
         known = _checked(spec, column, value)
         if known is None:
             nulls[index >> 3] |= 1 << (index & 7)
-            filled.append("" if column.type == "VARCHAR" else 0)
+            filled.append(_FILLERS[column.type])
         else:
             filled.append(known)
     if sum(byte.bit_count() for byte in nulls) == len(values):

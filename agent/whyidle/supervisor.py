@@ -72,18 +72,29 @@ class Child:
             self._pause_s = min(PAUSE_LIMIT_S, self._pause_s * 2)
         if now >= self._retry_ns:
             stop(self._process, 0.0)
-            self._process = start(self._module, self._arguments)
-            self._begin_ns, self._retry_ns = now, None
+            self._retry_ns = None
+            try:
+                self._process = start(self._module, self._arguments)
+            except OSError as error:  # out of processes or memory: the next look tries again
+                LOG.warning("%s cannot be started: %s", self._module, error.strerror)
+            self._begin_ns = now
 
     def stop(self, patience_s: float) -> int:
         """End the child; return its status."""
         return stop(self._process, patience_s)
 
 
-class Supervisor:
-    """The agent of a node: a sampler and a keeper on one recording."""
+class AnotherAgentError(UserError):
+    """An agent of this node is recording into the same folder already."""
 
-    __slots__ = ("_keeper", "_lock", "_sampler")
+
+class Supervisor:
+    """The agent of a node: a sampler and a keeper on one recording.
+
+    Making one takes the folder, or raises UserError; `begin` starts the processes.
+    """
+
+    __slots__ = ("_clock", "_common", "_keeper", "_lock", "_sampler")
 
     def __init__(
         self,
@@ -92,42 +103,48 @@ class Supervisor:
         clock: Clock,
         *,
         root: str = "/",
-        sampler: Sequence[str] = (),
-        keeper: Sequence[str] = (),
         manifest: dict[str, object] | None = None,
     ) -> None:
+        self._clock = clock
+        self._keeper: Child | None = None
+        self._sampler: Child | None = None
         folder = identity.folder(recording)
         try:
             (folder / "spool").mkdir(parents=True, exist_ok=True)
-            self._lock = take_lock(folder / ".agent.lock")
-            if self._lock is None:
-                raise UserError(
+            lock = take_lock(folder / ".agent.lock")
+            if lock is None:
+                raise AnotherAgentError(
                     f"another agent of this node is recording into {recording}; stop it, or name "
                     "another folder with -o"
                 )
+            self._lock = lock
             write_manifest(recording, RECORDING, manifest or {})
         except OSError as error:
             raise UserError(
                 f"cannot record into {recording}: {error.strerror}; name another folder with -o"
             ) from error
-        common = [str(recording.absolute()), "--node", identity.node, "--root", root]
-        self._sampler = Child(SAMPLER, [*common, *sampler], clock)
-        self._keeper = Child(KEEPER, [*common, *keeper], clock)
+        self._common = (str(recording.absolute()), "--node", identity.node, "--root", root)
+
+    def begin(self, sampler: Sequence[str] = (), keeper: Sequence[str] = ()) -> None:
+        """Start both processes with further arguments; raises OSError."""
+        self._sampler = Child(SAMPLER, [*self._common, *sampler], self._clock)
+        self._keeper = Child(KEEPER, [*self._common, *keeper], self._clock)
 
     @property
-    def pids(self) -> tuple[int, int]:
+    def pids(self) -> tuple[int, ...]:
         """Process ids of sampler and keeper."""
-        return self._sampler.pid, self._keeper.pid
+        return tuple(child.pid for child in (self._sampler, self._keeper) if child is not None)
 
     def tend(self) -> None:
         """Start again what has ended; call it once a second or so."""
-        self._sampler.tend()
-        self._keeper.tend()
+        for child in (self._sampler, self._keeper):
+            if child is not None:
+                child.tend()
 
     def stop(self) -> bool:
         """End the sampler, then the keeper; say whether everything is in segments."""
-        self._sampler.stop(SAMPLER_PATIENCE_S)
-        clean = self._keeper.stop(KEEPER_PATIENCE_S) == 0
-        if self._lock is not None:
-            os.close(self._lock)
+        if self._sampler is not None:
+            self._sampler.stop(SAMPLER_PATIENCE_S)
+        clean = self._keeper is None or self._keeper.stop(KEEPER_PATIENCE_S) == 0
+        os.close(self._lock)
         return clean

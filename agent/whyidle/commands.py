@@ -1,0 +1,210 @@
+"""The agent's part of the command line: record, agent, tables, replay, export.
+
+Heavy imports are inside the commands that need them, so that --help stays instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from whyidle.clock import SystemClock
+from whyidle.errors import UserError
+
+SERVICE_FOLDER = Path("/var/lib/whyidle")
+DAY_S = 86_400
+# A busy node records about 1 GB a day once merged.
+KEEP_DAYS = 7.0
+KEEP_GB = 10.0
+FREE_GB = 1.0
+
+
+class Subparsers(Protocol):
+    """What argparse's add_subparsers returns, as far as it is used."""
+
+    def add_parser(self, name: str, **options: object) -> argparse.ArgumentParser:
+        """Add a command."""
+        ...
+
+
+def add_parsers(subparsers: Subparsers) -> None:
+    """Add every command of the agent; each sets `run`, a function of the arguments."""
+    _add_record(subparsers)
+    _add_agent(subparsers)
+    _add_tables(subparsers)
+    _add_replay(subparsers)
+    _add_export(subparsers)
+
+
+def _add(
+    subparsers: Subparsers, name: str, summary: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(name, help=summary, description=summary)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_recording_options(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help=f"recording to write (default: {default})"
+    )
+    parser.add_argument("--node", help="name of this node (default: the kernel's hostname)")
+    parser.add_argument(
+        "--journal",
+        action="store_true",
+        help="keep what the machine answered too, for `whyidle replay` and bug reports",
+    )
+
+
+def _add_record(subparsers: Subparsers) -> None:
+    parser = _add(
+        subparsers,
+        "record",
+        "Record this node while a command runs; exits with the command's own exit code, or 128 + "
+        "the number of the signal that ended it.",
+        run_record,
+    )
+    _add_recording_options(parser, "./whyidle-<utc>")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD ...")
+
+
+def _add_agent(subparsers: Subparsers) -> None:
+    parser = _add(
+        subparsers, "agent", "Record this node until stopped, as a service does.", run_agent
+    )
+    _add_recording_options(parser, str(SERVICE_FOLDER))
+    parser.add_argument(
+        "--keep-days", type=_positive, default=KEEP_DAYS, help="delete older segments (%(default)g)"
+    )
+    parser.add_argument(
+        "--keep-gb", type=_positive, default=KEEP_GB, help="delete beyond this size (%(default)g)"
+    )
+    parser.add_argument(
+        "--free-gb", type=_positive, default=FREE_GB, help="leave this much free (%(default)g)"
+    )
+
+
+def _add_tables(subparsers: Subparsers) -> None:
+    parser = _add(
+        subparsers,
+        "tables",
+        "List the tables of a recording: columns, types, units, meanings.",
+        run_tables,
+    )
+    parser.add_argument("--markdown", action="store_true", help="as a page of documentation")
+    parser.add_argument("table", nargs="*", help="only these")
+
+
+def _add_replay(subparsers: Subparsers) -> None:
+    parser = _add(
+        subparsers,
+        "replay",
+        "Make a recording of a journal: today's collectors on the answers of then.",
+        run_replay,
+    )
+    parser.add_argument("journal", type=Path, help="a .jsonl.gz file that --journal wrote")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+
+
+def _add_export(subparsers: Subparsers) -> None:
+    parser = _add(
+        subparsers,
+        "export",
+        "Write recordings as Parquet, partitioned by node and hour.",
+        run_export,
+    )
+    parser.add_argument("source", nargs="+", help="recordings, or parts of them")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def run_record(args: argparse.Namespace) -> int:
+    """Record the node for the life of a command."""
+    from whyidle.record import Options, default_folder, record
+
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UserError("there is no command to record: write whyidle record -- CMD ...")
+    clock = SystemClock()
+    options = Options(
+        recording=args.output or default_folder(clock),
+        node=args.node,
+        journal=args.journal,
+        keeper=("--merge-at-end",),
+    )
+    return record(options, command, clock)
+
+
+def run_agent(args: argparse.Namespace) -> int:
+    """Record the node until stopped."""
+    from whyidle.record import Options, serve
+
+    keeper = (
+        *("--retain-s", str(args.keep_days * DAY_S)),
+        *("--retain-bytes", str(int(args.keep_gb * 1e9))),
+        *("--free-bytes", str(int(args.free_gb * 1e9))),
+    )
+    options = Options(
+        recording=args.output or SERVICE_FOLDER,
+        node=args.node,
+        journal=args.journal,
+        keeper=keeper,
+    )
+    return serve(options, SystemClock())
+
+
+def run_tables(args: argparse.Namespace) -> int:
+    """Print the reference of tables."""
+    from whyidle.tables_doc import markdown, tables, text
+
+    try:
+        specs = tables(args.table)
+    except KeyError as error:
+        name = str(error.args[0])
+        near = difflib.get_close_matches(name, [spec.name for spec in tables()], 1)
+        hint = f"; did you mean {near[0]}?" if near else "; whyidle tables lists all"
+        raise UserError(f"there is no table {name}{hint}") from error
+    sys.stdout.write((markdown(specs) if args.markdown else text(specs)).rstrip("\n") + "\n")
+    return 0
+
+
+def run_replay(args: argparse.Namespace) -> int:
+    """Make a recording of a journal."""
+    from whyidle.collect import ALL
+    from whyidle.keeper import keep_at_once
+    from whyidle.replay import replay
+
+    try:
+        done = replay(args.journal, args.output, ALL)
+        keep_at_once(args.output, done.identity)
+    except OSError as error:
+        raise UserError(f"cannot write {args.output}: {error.strerror}") from error
+    sys.stderr.write(f"replayed {done.runs} runs into {done.rows} rows; see {args.output}\n")
+    for name, runs in done.unknown.items():
+        sys.stderr.write(f"no collector {name} exists any more: {runs} runs were left out\n")
+    if done.unasked:
+        sys.stderr.write(f"{done.unasked} recorded answers were not asked for any more\n")
+    return 0
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Write recordings as Parquet."""
+    from whyidle.parquet import export
+    from whyidle.store import Recording
+
+    with Recording(args.source) as recording:
+        rows = export(recording, args.output)
+        for damaged in recording.damaged:
+            sys.stderr.write(f"left out {damaged.path}: {damaged.why}\n")
+    sys.stderr.write(f"wrote {rows} rows into {args.output}\n")
+    return 0
