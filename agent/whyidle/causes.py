@@ -71,8 +71,8 @@ CAUSES: tuple[Cause, ...] = (
             "wrong_transport": "a slower transport than the one at hand was used",
             "late_rank": "a collective waited for a rank that came late",
             "hang": "a collective waited for a rank that never came",
-            "exposed": "a collective ran with nothing beside it; other ranks were not recorded, "
-            "so waiting and transfer cannot be told apart",
+            "exposed": "a collective ran with nothing beside it; whether it waited or moved data "
+            "could not be told",
         },
     ),
     Cause(

@@ -87,8 +87,12 @@ OBSERVED: tuple[Column, ...] = (
     _share_of_empty(
         "host_silent_s", "Part of launch_late_s in which the launching thread left no record."
     ),
-    _share_of_empty("launch_latency_s", "The next launch call had begun late; its kernel had not."),
-    _share_of_empty("queued_s", "The next kernel had been launched before the GPU ran empty."),
+    _share_of_empty(
+        "launch_latency_s", "The next launch call was under way, or its kernel about to start."
+    ),
+    _share_of_empty(
+        "queued_s", "The launch call of the next kernel had ended before the GPU ran empty."
+    ),
     _share_of_empty("copy_h2d_s", "Only copies from the host ran."),
     _seconds("copy_h2d_pageable_s", "Part of copy_h2d_s out of pageable memory.", "copy_h2d_s"),
     _share_of_empty("copy_d2h_s", "Only copies to the host ran, none from it."),

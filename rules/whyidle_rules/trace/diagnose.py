@@ -30,8 +30,9 @@ from whyidle_rules.ledger import (
 )
 from whyidle_rules.report.headline import headline
 from whyidle_rules.rule import Rule
-from whyidle_rules.trace.device import Parts, Piece
+from whyidle_rules.trace.device import Parts
 from whyidle_rules.trace.fill import Filled, fill
+from whyidle_rules.trace.gaps import Piece
 from whyidle_rules.trace.origin import Charged, RootKey, roots_of_waits
 from whyidle_rules.trace.run import UNKNOWN_NODE, RunGpu, TraceRun
 from whyidle_rules.trace.unseen import not_seen
@@ -47,7 +48,7 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose an assembled run; leaves `evidence`, `grants` and `leftovers` in `con`."""
     filled = fill(con, run)
-    allocate(con, rules)
+    allocate(con, rules, "trace_evidence")
     charges = _charges(con, run, filled)
     everything = [charge for own in charges for charge in own]
     gpu_ns = sum(gpu.trace.parts.window for gpu in run.gpus)
@@ -86,6 +87,8 @@ def _charges(con: duckdb.DuckDBPyConnection, run: TraceRun, filled: Filled) -> l
             f" SELECT window_id, '{UNATTRIBUTED}', subcause, ns FROM leftovers"
         ).fetchall():
             by_row[row].append(Charged(cause, subcause, ns))
+    for table in ("grants", "leftovers"):  # preludes have told what they could
+        con.execute(f"DELETE FROM {table} WHERE window_id >= {filled.count}")
     waits = roots_of_waits(run, filled, by_row)
     out: list[list[Charge]] = [[] for _ in run.gpus]
     for place, cause, subcause, grade, pool, ns in con.execute(

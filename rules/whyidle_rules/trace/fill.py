@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from whyidle_rules import evidence
-from whyidle_rules.trace.device import Piece
+from whyidle_rules.trace.device import Parts
+from whyidle_rules.trace.gaps import Piece
 from whyidle_rules.trace.intervals import Ints
-from whyidle_rules.trace.run import RunGpu, Timeline, TraceRun, is_spinning, timeline
+from whyidle_rules.trace.run import Timeline, TraceRun, is_spinning, prelude, timeline
 
 BINS = 200
 LONG_GAP_NS = 1_000_000
@@ -26,10 +27,17 @@ LONG_PIECES_MAX = 20_000  # of one GPU; with more of them, they are put together
 
 @dataclass(slots=True)
 class Filled:
-    """What the rows of the evidence view were made of, GPU by GPU."""
+    """What the rows were made of, GPU by GPU.
+
+    `rows` holds for each piece of a timeline its window_id. Preludes lie before the window: they
+    are no part of the ledger, but tell why a rank came late to the first collective. Their rows
+    have numbers from `count` on.
+    """
 
     timelines: list[Timeline]
-    rows: list[Ints]  # for each piece of a timeline, its window_id
+    rows: list[Ints]
+    preludes: list[Timeline]
+    prelude_rows: list[Ints]
     count: int
 
 
@@ -97,29 +105,64 @@ _LAUNCH_COLUMNS = ("launch_latency_s", "queued_s")
 
 
 def fill(con: duckdb.DuckDBPyConnection, run: TraceRun) -> Filled:
-    """Create the table `evidence` of a run, and `trace_rows`: the GPU and kind of each row."""
+    """Create the evidence of a run.
+
+    Table `trace_evidence` holds all rows, view `evidence` those inside the windows, and table
+    `trace_rows` the GPU and kind of each of those.
+    """
+    rows = _Rows()
     timelines = [timeline(gpu) for gpu in run.gpus]
-    columns: list[dict[str, npt.NDArray[np.generic]]] = []
-    rows: list[Ints] = []
-    count = 0
-    for place, (gpu, line) in enumerate(zip(run.gpus, timelines, strict=True)):
-        mine, own = _rows(gpu, line)
-        rows.append(own + count)
-        size = len(mine["ns"])
-        mine["window_id"] = np.arange(count, count + size, dtype=np.int64)
-        mine["place"] = np.full(size, place, dtype=np.int64)
-        columns.append(mine)
-        count += size
-    _create(con, run, columns)
-    return Filled(timelines, rows, count)
+    inside = [
+        rows.add(place, gpu.trace.parts, line, working=True)
+        for place, (gpu, line) in enumerate(zip(run.gpus, timelines, strict=True))
+    ]
+    count = rows.count
+    preludes = [prelude(gpu) for gpu in run.gpus]
+    before = [
+        rows.add(place, gpu.trace.parts, line, working=False)
+        for place, (gpu, line) in enumerate(zip(run.gpus, preludes, strict=True))
+    ]
+    _create(con, run, rows, count)
+    return Filled(timelines, inside, preludes, before, count)
 
 
-def _rows(gpu: RunGpu, line: Timeline) -> tuple[dict[str, npt.NDArray[np.generic]], Ints]:
+class _Rows:
+    """Collects rows of the evidence, column by column."""
+
+    def __init__(self) -> None:
+        self._columns: list[dict[str, npt.NDArray[np.generic]]] = []
+        self.count = 0
+
+    def add(self, place: int, parts: Parts, line: Timeline, *, working: bool) -> Ints:
+        """Add the rows of one timeline; returns for each of its pieces the row it is part of."""
+        columns, own = _rows(parts, line)
+        if working:
+            mark = {"kind": int(Piece.WORKING), "late": -1, "t0_ns": parts.begin, "gap_ns": 0}
+            mark |= {"t1_ns": parts.end, "ns": parts.compute}
+            columns = {name: np.append(values, mark[name]) for name, values in columns.items()}
+        size = len(columns["ns"])
+        columns["window_id"] = np.arange(self.count, self.count + size, dtype=np.int64)
+        columns["place"] = np.full(size, place, dtype=np.int64)
+        self._columns.append(columns)
+        own = own + self.count
+        self.count += size
+        return own
+
+    def table(self) -> dict[str, Ints]:
+        """Return all rows."""
+        names = ("window_id", "place", "kind", "late", "t0_ns", "t1_ns", "ns", "gap_ns")
+        nothing = [np.empty(0, dtype=np.int64)]
+        return {
+            name: np.concatenate([mine[name] for mine in self._columns] or nothing).astype(np.int64)
+            for name in names
+        }
+
+
+def _rows(parts: Parts, line: Timeline) -> tuple[dict[str, npt.NDArray[np.generic]], Ints]:
     """Return the rows of one GPU, and for each piece the number of its row."""
-    parts = gpu.trace.parts
     starts = line.spans[:, 0]
     lengths = line.spans[:, 1] - starts
-    bins = (starts - parts.begin) // max(1, -(-parts.window // BINS))
+    bins = np.maximum(starts - parts.begin, 0) // max(1, -(-parts.window // BINS))
     long = (line.gap_ns >= LONG_GAP_NS) & ~is_spinning(line.kinds)
     if int(long.sum()) > LONG_PIECES_MAX:
         alone = np.where(long, 1 + np.log2(np.maximum(line.gap_ns, 1)).astype(np.int64), 0)
@@ -138,27 +181,17 @@ def _rows(gpu: RunGpu, line: Timeline) -> tuple[dict[str, npt.NDArray[np.generic
     np.maximum.at(last, own, line.spans[:, 1])
     ns = np.zeros(size, dtype=np.int64)
     np.add.at(ns, own, lengths)
-    working = _working_row(gpu)
     return {
-        "kind": np.append(line.kinds[first].astype(np.int64), int(Piece.WORKING)),
-        "late": np.append(line.late[first], -1),
-        "t0_ns": np.append(starts[first], working[0]),
-        "t1_ns": np.append(last, working[1]),
-        "ns": np.append(ns, working[2]),
-        "gap_ns": np.append((gap_sum / np.maximum(pieces, 1)).astype(np.int64), 0),
+        "kind": line.kinds[first].astype(np.int64),
+        "late": line.late[first],
+        "t0_ns": starts[first],
+        "t1_ns": last,
+        "ns": ns,
+        "gap_ns": (gap_sum / np.maximum(pieces, 1)).astype(np.int64),
     }, own
 
 
-def _working_row(gpu: RunGpu) -> tuple[int, int, int]:
-    parts = gpu.trace.parts
-    return parts.begin, parts.end, parts.compute
-
-
-def _create(
-    con: duckdb.DuckDBPyConnection,
-    run: TraceRun,
-    columns: list[dict[str, npt.NDArray[np.generic]]],
-) -> None:
+def _create(con: duckdb.DuckDBPyConnection, run: TraceRun, rows: _Rows, count: int) -> None:
     con.execute(
         "CREATE TABLE trace_gpu (place BIGINT, node VARCHAR, gpu INTEGER, rank INTEGER,"
         " world_size INTEGER, has_operators BOOLEAN, has_calls BOOLEAN, has_gc BOOLEAN)"
@@ -178,16 +211,13 @@ def _create(
                 file.has_python or file.has_gc,
             ],
         )
-    names = ("window_id", "place", "kind", "late", "t0_ns", "t1_ns", "ns", "gap_ns")
-    pieces = {
-        name: np.concatenate([mine[name] for mine in columns]).astype(np.int64)
-        if columns
-        else np.empty(0, dtype=np.int64)
-        for name in names
-    }
-    con.register("trace_pieces", pieces)
-    con.execute(f"CREATE TABLE evidence AS {_query()}")
-    con.execute("CREATE TABLE trace_rows AS SELECT window_id, place, kind, ns FROM trace_pieces")
+    con.register("trace_pieces", rows.table())
+    con.execute(f"CREATE TABLE trace_evidence AS {_query()}")
+    con.execute(f"CREATE VIEW evidence AS FROM trace_evidence WHERE window_id < {count}")
+    con.execute(
+        "CREATE TABLE trace_rows AS SELECT window_id, place, kind, ns FROM trace_pieces"
+        f" WHERE window_id < {count}"
+    )
     con.unregister("trace_pieces")
 
 

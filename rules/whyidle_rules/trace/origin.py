@@ -6,9 +6,12 @@ and each cause of idleness), and a wait is charged in proportion to what the lat
 than the waiting one. What the late rank did *during* the wait says nothing: a loader stall sits at
 the start of a step, the wait at its end, when the late rank computes.
 
-What the late rank itself waited for counts by its own root, so that chains walk back. Meetings are
-collectives that both took part in; before the first one, time runs from the start of the profile,
-and an excess that the profile does not hold stays unattributed.
+What the late rank itself waited for counts by its own root, so that chains walk back. A rank that
+computes on while its collective waits gets ahead of the late one, and will wait again when that one
+catches up: computing that was done ahead counts by the root of the wait that it was done in.
+
+Meetings are collectives that both took part in; before the first one, time runs from the first
+record of the host, and an excess that the profile does not hold stays unattributed.
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from whyidle_rules.trace import intervals
-from whyidle_rules.trace.device import Piece
+from whyidle_rules.trace.decode import TIME_MAX_NS
 from whyidle_rules.trace.fill import Filled
+from whyidle_rules.trace.gaps import Piece
 from whyidle_rules.trace.intervals import Ints
+from whyidle_rules.trace.match import Matched
 from whyidle_rules.trace.run import RunGpu, TraceRun
 
 Floats = npt.NDArray[np.float64]
@@ -50,6 +55,13 @@ class RootKey(NamedTuple):
 
 
 Roots = dict[RootKey, float]
+
+
+class _Left(NamedTuple):
+    """When a GPU left a meeting, and its components then."""
+
+    end: int
+    components: Floats
 
 
 class _Meeting(NamedTuple):
@@ -122,8 +134,10 @@ class _Walk:
         self._found: list[dict[int, Roots]] = [{} for _ in run.gpus]
         # What each GPU waited for so far: (its own time, by root), the newest last.
         self._waited: list[list[tuple[int, Roots]]] = [[] for _ in run.gpus]
-        # For each group, the time at which each member left its last meeting, and its components.
-        self._left: list[dict[int, tuple[int, Floats]]] = [{} for _ in run.matched]
+        self._left: list[dict[int, _Left]] = [{} for _ in run.matched]
+        # What each GPU computed while it waited for another one, which that one has yet to compute:
+        # by that GPU, nanoseconds by the root of the wait.
+        self._ahead: list[dict[int, Roots]] = [{} for _ in run.gpus]
         self._groups_of: dict[int, list[int]] = defaultdict(list)
         for number, group in enumerate(run.matched):
             for member in group.gpus:
@@ -133,25 +147,52 @@ class _Walk:
         """Charge every exposed wait."""
         came, left = self._components()
         for meeting in self._meetings():
-            group = self._run.matched[meeting.group]
-            rows = group.rows[meeting.instance]
-            late_member = int(group.late[meeting.instance])
-            late = group.gpus[late_member] if late_member >= 0 else -1
-            for member, gpu in enumerate(group.gpus):
-                row = int(rows[member])
-                if row < 0 or late < 0 or gpu == late:
-                    continue
-                exposed = self._exposed[gpu].get(row, 0)
-                if exposed > 0:
-                    mine = came[meeting.group][meeting.instance, member]
-                    theirs = came[meeting.group][meeting.instance, late_member]
-                    late_row = int(rows[late_member])
-                    roots = self._charge(gpu, row, mine, late, late_row, theirs, exposed)
-                    self._found[gpu][row] = roots
-                    end = int(self._run.gpus[gpu].trace.comm.end[row])
-                    self._waited[gpu].append((end, roots))
-            self._remember(meeting, left)
+            here = came[meeting.group][meeting.instance]
+            there = left[meeting.group][meeting.instance]
+            self._meet(self._run.matched[meeting.group], meeting.instance, here, there)
+            self._remember(meeting, there)
         return self._found
+
+    def _meet(self, group: Matched, instance: int, here: Floats, there: Floats) -> None:
+        """Charge the waits of one meeting; components when each member came and when it left."""
+        rows = group.rows[instance].tolist()
+        waits = group.wait_ns[instance].tolist()
+        late = int(group.late[instance])
+        if late < 0:
+            return
+        inside = there[:, -1] - here[:, -1]  # computed while the collective ran
+        for member, gpu in enumerate(group.gpus):
+            if member == late or rows[member] < 0 or waits[member] <= 0:
+                self._ahead[gpu].clear()  # came last: nobody is behind it
+                continue
+            self._forget(gpu, waits[member], group.gpus, waits)
+            late_gpu = group.gpus[late]
+            roots = self._why(gpu, here[member], late_gpu, here[late], waits[member])
+            self._get_ahead(
+                gpu, late_gpu, float(inside[member] - inside[late]), waits[member], roots
+            )
+            exposed = self._exposed[gpu].get(rows[member], 0)
+            if exposed > 0:
+                charged = {key: part * exposed for key, part in roots.items()}
+                self._found[gpu][rows[member]] = charged
+                end = int(self._run.gpus[gpu].trace.comm.end[rows[member]])
+                self._waited[gpu].append((end, charged))
+
+    def _forget(self, gpu: int, wait: int, gpus: list[int], waits: list[int]) -> None:
+        """Drop what a GPU was ahead of those who came before it now."""
+        ahead = self._ahead[gpu]
+        for other in [other for other in ahead if other in gpus]:
+            if waits[gpus.index(other)] >= wait:
+                del ahead[other]
+
+    def _get_ahead(self, gpu: int, late: int, ns: float, wait: int, roots: Roots) -> None:
+        """Remember what `gpu` computed more than `late` inside a collective, or less."""
+        ahead = self._ahead[gpu].setdefault(late, {})
+        if ns > 0:
+            for key, part in roots.items():
+                ahead[key] = ahead.get(key, 0.0) + part * min(ns, wait)
+        elif ns < 0:
+            _take(ahead, -ns)
 
     def _components(self) -> tuple[list[Floats], list[Floats]]:
         """Return per group the components of each member when it came and when it left."""
@@ -180,78 +221,79 @@ class _Walk:
             found += [_Meeting(number, k, int(moments[k])) for k in range(len(moments))]
         return sorted(found, key=lambda meeting: (meeting.moment, meeting.group, meeting.instance))
 
-    def _remember(self, meeting: _Meeting, left: list[Floats]) -> None:
+    def _remember(self, meeting: _Meeting, there: Floats) -> None:
         group = self._run.matched[meeting.group]
+        memory = self._left[meeting.group]
         for member, gpu in enumerate(group.gpus):
             row = int(group.rows[meeting.instance, member])
-            if row >= 0:
-                end = int(self._run.gpus[gpu].trace.comm.end[row])
-                components = left[meeting.group][meeting.instance, member]
-                self._left[meeting.group][gpu] = (end, components)
-            else:
-                self._left[meeting.group].pop(gpu, None)
+            if row < 0:
+                memory.pop(gpu, None)
+                continue
+            memory[gpu] = _Left(int(self._run.gpus[gpu].trace.comm.end[row]), there[member])
 
-    def _last_meeting(self, a: int, b: int) -> tuple[tuple[int, Floats], tuple[int, Floats]] | None:
-        """Return when two GPUs last left a meeting together, each in its own clock."""
-        best: tuple[tuple[int, Floats], tuple[int, Floats]] | None = None
+    def _last_meeting(self, a: int, b: int) -> tuple[_Left, _Left] | None:
+        """Return how two GPUs left the last meeting that they both took part in."""
+        best: tuple[_Left, _Left] | None = None
         for number in self._groups_of[a]:
             left = self._left[number]
-            if a in left and b in left and (best is None or left[a][0] > best[0][0]):
+            if a in left and b in left and (best is None or left[a].end > best[0].end):
                 best = (left[a], left[b])
         return best
 
-    def _charge(
-        self,
-        gpu: int,
-        row: int,
-        mine: Floats,
-        late: int,
-        late_row: int,
-        theirs: Floats,
-        exposed: int,
-    ) -> Roots:
-        """Split one exposed wait of `gpu` by what `late` spent more since their last meeting."""
+    def _why(self, gpu: int, mine: Floats, late: int, theirs: Floats, wait_ns: int) -> Roots:
+        """Return why `gpu` had to wait for `late`, as fractions that sum to 1.
+
+        `mine` and `theirs` are the components of both when they came.
+        """
         met = self._last_meeting(gpu, late)
-        if met is not None:
-            (my_since, my_before), (their_since, their_before) = met
-            mine, theirs = mine - my_before, theirs - their_before
-        else:
-            my_since = their_since = -(1 << 62)
         excess: Roots = {}
-        for (cause, subcause), more in zip(self._keys, (theirs - mine).tolist(), strict=True):
-            if more > 0:
-                excess[RootKey(late, cause, subcause)] = more
-        comm = self._run.gpus
-        my_waits = self._waits_since(gpu, my_since, int(comm[gpu].trace.comm.start[row]))
-        their_waits = self._waits_since(
-            late, their_since, int(comm[late].trace.comm.start[late_row])
-        )
-        for key, waited in their_waits.items():
-            more = waited - my_waits.get(key, 0.0)
-            if more > 0:
-                excess[key] = excess.get(key, 0.0) + more
-        total = sum(excess.values())
-        if total <= 0:
-            return {RootKey(late, *UNKNOWN): float(exposed)}
-        # Since a meeting the excess makes up the wait; before the first one it may fall short.
-        wait = float(self._run.gpus[gpu].waits.wait_ns[row])
-        scale = exposed / max(total, wait)
-        roots = {key: more * scale for key, more in excess.items()}
-        missing = exposed - total * scale
-        if missing > 0:
+        since = (-TIME_MAX_NS, -TIME_MAX_NS)
+        if met is not None:
+            mine, theirs = mine - met[0].components, theirs - met[1].components
+            since = (met[0].end, met[1].end)
+        more = theirs - mine
+        if more[-1] > 0:
+            # They had to compute what we had computed while we waited: late for the same reason.
+            excess = _take(self._ahead[gpu].get(late, {}), float(more[-1]))
+            more[-1] -= sum(excess.values())
+        for (cause, subcause), ns in zip(self._keys, more.tolist(), strict=True):
+            if ns > 0:
+                key = RootKey(late, cause, subcause)
+                excess[key] = excess.get(key, 0.0) + ns
+        my_waits = self._waits_since(gpu, since[0])
+        for key, ns in self._waits_since(late, since[1]).items():
+            ns -= my_waits.get(key, 0.0)
+            if ns > 0:
+                excess[key] = excess.get(key, 0.0) + ns
+        # After a meeting the excess makes up the wait; before the first one it may fall short.
+        whole = max(sum(excess.values()), float(wait_ns))
+        roots = {key: ns / whole for key, ns in excess.items()}
+        missing = 1.0 - sum(roots.values())
+        if missing > 1e-9:
             unknown = RootKey(late, *UNKNOWN)
             roots[unknown] = roots.get(unknown, 0.0) + missing
         return roots
 
-    def _waits_since(self, gpu: int, since: int, until: int) -> Roots:
+    def _waits_since(self, gpu: int, since: int) -> Roots:
         total: Roots = {}
         for time, roots in reversed(self._waited[gpu]):
             if time <= since:
                 break
-            if time <= until:
-                for key, ns in roots.items():
-                    total[key] = total.get(key, 0.0) + ns
+            for key, ns in roots.items():
+                total[key] = total.get(key, 0.0) + ns
         return total
+
+
+def _take(roots: Roots, ns: float) -> Roots:
+    """Take up to `ns` out of a store, in its own proportions; returns what was taken."""
+    total = sum(roots.values())
+    if total <= 0:
+        return {}
+    share = min(1.0, ns / total)
+    taken = {key: part * share for key, part in roots.items()}
+    for key, part in taken.items():
+        roots[key] -= part
+    return taken
 
 
 def _line(
@@ -261,12 +303,17 @@ def _line(
     charges: Mapping[int, list[Charged]],
     keys: list[tuple[str, str]],
 ) -> _Line:
-    """Spread the charges of evidence rows over the pieces that they were made of."""
-    line, rows = filled.timelines[place], filled.rows[place]
+    """Spread the charges of evidence rows over the pieces that they were made of.
+
+    A wait is not a component: what it arose from is.
+    """
+    before, inside = filled.preludes[place], filled.timelines[place]
+    spans = np.concatenate((before.spans, inside.spans))
+    rows = np.concatenate((filled.prelude_rows[place], filled.rows[place]))
     column = {key: number for number, key in enumerate(keys)}
     unique, own = np.unique(rows, return_inverse=True)
     shares_of_row = np.zeros((len(unique), len(keys)))
-    lengths = line.spans[:, 1] - line.spans[:, 0]
+    lengths = spans[:, 1] - spans[:, 0]
     row_ns = np.bincount(own.reshape(-1), weights=lengths, minlength=len(unique))
     for number, row in enumerate(unique.tolist()):
         for charge in charges.get(row, ()):
@@ -278,8 +325,8 @@ def _line(
     np.cumsum(shares * lengths[:, None], axis=0, out=totals[1:])
     return _Line(
         begin=gpu.trace.parts.begin,
-        starts=line.spans[:, 0],
-        ends=line.spans[:, 1],
+        starts=spans[:, 0],
+        ends=spans[:, 1],
         totals=totals,
         shares=shares,
         compute=gpu.trace.compute,

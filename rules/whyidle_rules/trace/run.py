@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from whyidle_rules.trace.device import DeviceTrace, Piece
+from whyidle_rules.trace.device import DeviceTrace
+from whyidle_rules.trace.gaps import Piece
 from whyidle_rules.trace.intervals import Ints
 from whyidle_rules.trace.load import FileTrace
 from whyidle_rules.trace.match import Matched, match
@@ -112,6 +113,13 @@ def timeline(gpu: RunGpu) -> Timeline:
         gap_ns=np.concatenate((pieces.gap_ns, np.zeros(len(spin.spans), dtype=np.int64)))[order],
         late=np.concatenate((nothing, spin.late))[order],
     )
+
+
+def prelude(gpu: RunGpu) -> Timeline:
+    """Return what the host did between its first record and the first GPU event."""
+    pieces = gpu.trace.prelude
+    nobody = np.full(len(pieces.spans), -1, dtype=np.int64)
+    return Timeline(pieces.spans, pieces.kinds, pieces.gap_ns, nobody)
 
 
 def is_spinning(kinds: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from whyidle_rules.trace import intervals
 from whyidle_rules.trace.comm import CommKernels
-from whyidle_rules.trace.device import Piece
+from whyidle_rules.trace.gaps import Piece
 from whyidle_rules.trace.intervals import EMPTY, Ints
 from whyidle_rules.trace.match import Matched
 

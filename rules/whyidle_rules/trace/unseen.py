@@ -9,7 +9,7 @@ import duckdb
 from whyidle_rules.diagnosis import NotSeen
 from whyidle_rules.report.words import duration, rank_list
 from whyidle_rules.rule import Rule
-from whyidle_rules.trace.device import Piece
+from whyidle_rules.trace.gaps import Piece
 from whyidle_rules.trace.run import TraceRun
 
 # Less than this share of all GPU time is not worth a line.

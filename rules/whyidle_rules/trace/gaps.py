@@ -1,0 +1,228 @@
+"""What the host did while a GPU was empty.
+
+Every idle stretch ends with a GPU event, and that event was launched by a host thread. What that
+thread did before its launch call says why the GPU was empty:
+
+    gap begins        launch call begins        gap ends
+        |--- launch late ----|--- launch latency ---|     the host was late
+        |-------------- launch latency -------------|     the call had begun, and took its time
+        |------------------ queued -----------------|     the call had ended before the gap began
+
+Nothing else is joined to a launch: 4 to 30 % of GPU events have no launch record, and a gap before
+such an event is of unknown cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from whyidle_rules.trace import intervals
+from whyidle_rules.trace.decode import NO_VALUE, TIME_MAX_NS, Columns
+from whyidle_rules.trace.intervals import EMPTY, Ints
+from whyidle_rules.trace.names import Host
+
+# GPU and host clocks of one trace agree to about this: launches up to 13 us after the kernel that
+# they started were seen on V100.
+CLOCK_SLACK_NS = 20_000
+
+
+class Piece(IntEnum):
+    """What is known of a stretch of time; each but the UNSEEN ones is an evidence column."""
+
+    UNSEEN = 0  # the launch is not recorded
+    LATE_UNSEEN = 1  # the launch came late; nothing says what its thread did
+    CHECKPOINT_SAVE = 2
+    CHECKPOINT_LOAD = 3
+    DATA = 4
+    DATA_IN_TRAINER = 5
+    GC = 6
+    COMPILE = 7
+    LOGGING = 8
+    PROFILER = 9
+    ALLOCATOR = 10
+    EVALUATION = 11
+    SYNC = 12
+    BUSY = 13
+    SILENT = 14
+    LATENCY = 15
+    QUEUED = 16
+    COPY_H2D_PAGEABLE = 17
+    COPY_H2D = 18
+    COPY_D2H = 19
+    COPY_DEVICE = 20
+    # Spinning, not empty: only communication runs.
+    TRANSFER = 21
+    WAIT = 22
+    EXPOSED = 23
+    POINT_TO_POINT = 24
+    WORKING = 25
+
+
+# The most specific first: a second that fits two kinds is the first one's.
+_SPAN_PIECES: tuple[tuple[Host, Piece], ...] = (
+    (Host.CHECKPOINT_SAVE, Piece.CHECKPOINT_SAVE),
+    (Host.CHECKPOINT_LOAD, Piece.CHECKPOINT_LOAD),
+    (Host.DATA_IN_TRAINER, Piece.DATA_IN_TRAINER),
+    (Host.DATA, Piece.DATA),
+    (Host.GC, Piece.GC),
+    (Host.COMPILE, Piece.COMPILE),
+    (Host.LOGGING, Piece.LOGGING),
+    (Host.PROFILER, Piece.PROFILER),
+    (Host.ALLOCATOR, Piece.ALLOCATOR),
+    (Host.EVALUATION, Piece.EVALUATION),
+)
+
+
+@dataclass(slots=True)
+class Launches:
+    """For each GPU event its launch call: row of the call, start, end, thread; -1 if unknown."""
+
+    call: Ints
+    start: Ints
+    end: Ints
+    thread: Ints
+
+
+class HostSide:
+    """What the host threads of one file did."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._start = np.frombuffer(columns.call_start, dtype=np.int64)
+        self._end = np.frombuffer(columns.call_end, dtype=np.int64)
+        self._thread = np.frombuffer(columns.call_thread, dtype=np.int32).astype(np.int64)
+        self._kind = np.frombuffer(columns.call_kind, dtype=np.int8)
+        correlation = np.frombuffer(columns.call_correlation, dtype=np.int64)
+        launching = np.flatnonzero(correlation != NO_VALUE)
+        order = launching[np.argsort(correlation[launching], kind="stable")]
+        self._by_correlation = order
+        self._correlations = correlation[order]
+        self._op_start = np.frombuffer(columns.op_start, dtype=np.int64)
+        self._op_end = np.frombuffer(columns.op_end, dtype=np.int64)
+        self._op_thread = np.frombuffer(columns.op_thread, dtype=np.int32)
+        self._span_start = np.frombuffer(columns.span_start, dtype=np.int64)
+        self._span_end = np.frombuffer(columns.span_end, dtype=np.int64)
+        self._span_thread = np.frombuffer(columns.span_thread, dtype=np.int32)
+        self._span_kind = np.frombuffer(columns.span_kind, dtype=np.int8)
+        firsts = (self._start, self._op_start, self._span_start)
+        # The first moment that the host side tells of; the far future where there is none.
+        self.begin = int(min(first.min(initial=TIME_MAX_NS) for first in firsts))
+
+    def launches(self, correlation: Ints) -> Launches:
+        """Join GPU events to the calls that launched them."""
+        if len(self._correlations) == 0:
+            nothing = np.full(len(correlation), -1, dtype=np.int64)
+            return Launches(nothing, nothing, nothing, nothing)
+        found = np.searchsorted(self._correlations, correlation)
+        found = np.minimum(found, len(self._correlations) - 1)
+        known = (self._correlations[found] == correlation) & (correlation != NO_VALUE)
+        call = np.where(known, self._by_correlation[found], -1)
+        start = np.where(known, self._start[call], -1)
+        end = np.where(known, self._end[call], -1)
+        thread = np.where(known, self._thread[call], -1)
+        return Launches(call, start, end, thread)
+
+    def explain(
+        self, gaps: Ints, event_start: Ints, launch: Launches
+    ) -> tuple[Ints, npt.NDArray[np.int8]]:
+        """Cut gaps into pieces of one kind each."""
+        out = _Cut()
+        if len(gaps) == 0:
+            return out.result()
+        # A gap ends where an event starts; of several that start there, a launched one counts.
+        following = np.searchsorted(event_start, gaps[:, 1], side="left")
+        following = np.minimum(following, len(event_start) - 1)
+        again = np.minimum(following + 1, len(event_start) - 1)
+        twin = (launch.call[following] < 0) & (event_start[again] == gaps[:, 1])
+        following = np.where(twin, again, following)
+        known = launch.call[following] >= 0
+        launched = np.clip(launch.start[following], gaps[:, 0], gaps[:, 1])
+        late = known & (launch.start[following] > gaps[:, 0])
+        queued = known & (launch.end[following] <= gaps[:, 0])
+
+        out.add(gaps[queued], Piece.QUEUED)
+        out.add(gaps[known & ~queued & ~late], Piece.LATENCY)
+        out.add(_columns(launched[late], gaps[late, 1]), Piece.LATENCY)
+        self._unseen(gaps[~known], out)
+        late_spans = _columns(gaps[late, 0], launched[late])
+        threads = launch.thread[following][late]
+        for thread in np.unique(threads):
+            self._late(late_spans[threads == thread], int(thread), out)
+        return out.result()
+
+    def _unseen(self, gaps: Ints, out: _Cut) -> None:
+        """Before a launch that is not recorded, only a wait for data on any thread is telling."""
+        rest = gaps
+        for kind, piece in (
+            (Host.DATA_IN_TRAINER, Piece.DATA_IN_TRAINER),
+            (Host.DATA, Piece.DATA),
+        ):
+            rest = out.take(rest, self._spans(kind, None), piece)
+        out.add(rest, Piece.UNSEEN)
+
+    def _late(self, spans: Ints, thread: int, out: _Cut) -> None:
+        """Cut the time in which `thread` had not launched, by what it did instead."""
+        mine = self._thread == thread
+        ops = self._op_thread == thread
+        calls_seen = intervals.union(self._start[mine], self._end[mine])
+        began = spans[:, 0]
+        rest = spans
+        for kind, piece in _SPAN_PIECES:
+            rest = out.take(rest, self._spans(kind, thread), piece)
+        waits = mine & (self._kind == Host.SYNC)
+        waiting = intervals.union(self._start[waits], self._end[waits] + CLOCK_SLACK_NS)
+        after_wait = spans[intervals.holds(waiting, began)]
+        rest = out.take(rest, after_wait, Piece.SYNC)
+        if not ops.any():
+            # Calls of the driver alone, or a thread whose identity the profiler mixed up.
+            out.add(rest, Piece.LATE_UNSEEN)
+            return
+        busy = intervals.merge(calls_seen, intervals.union(self._op_start[ops], self._op_end[ops]))
+        rest = out.take(rest, busy, Piece.BUSY)
+        out.add(rest, Piece.SILENT)
+
+    def _spans(self, kind: Host, thread: int | None) -> Ints:
+        rows = self._span_kind == kind
+        if thread is not None:
+            rows &= self._span_thread == thread
+        start, end = self._span_start[rows], self._span_end[rows]
+        if kind in (Host.ALLOCATOR, Host.COMPILE) and thread is not None:
+            mine = (self._thread == thread) & (self._kind == kind)
+            start = np.concatenate((start, self._start[mine]))
+            end = np.concatenate((end, self._end[mine]))
+        return intervals.union(start, end)
+
+
+class _Cut:
+    """Collects spans with their kinds."""
+
+    def __init__(self) -> None:
+        self._spans: list[Ints] = []
+        self._kinds: list[npt.NDArray[np.int8]] = []
+
+    def add(self, spans: Ints, kind: Piece) -> None:
+        """Add non-empty spans of one kind."""
+        spans = spans[spans[:, 1] > spans[:, 0]]
+        if len(spans):
+            self._spans.append(spans)
+            self._kinds.append(np.full(len(spans), kind, dtype=np.int8))
+
+    def take(self, spans: Ints, kind_spans: Ints, kind: Piece) -> Ints:
+        """Add what `kind_spans` covers of sorted, disjoint spans; returns what it does not."""
+        if len(spans) == 0 or len(kind_spans) == 0:
+            return spans
+        self.add(intervals.intersect(spans, kind_spans), kind)
+        return intervals.subtract(spans, kind_spans)
+
+    def result(self) -> tuple[Ints, npt.NDArray[np.int8]]:
+        """Return spans and kinds, unsorted."""
+        if not self._spans:
+            return EMPTY, np.empty(0, dtype=np.int8)
+        return np.concatenate(self._spans), np.concatenate(self._kinds)
+
+
+def _columns(start: Ints, end: Ints) -> Ints:
+    return np.column_stack((start, end))
