@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import report_cases as cases
-from report_cases import diagnosis, finding, gpu, row
+from report_build import diagnosis, finding, gpu, row
 from whyidle_rules.diagnosis import Diagnosis
 
 

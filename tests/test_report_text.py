@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from report_cases import CASES, diagnosis, finding, gpu, row
+from report_build import diagnosis, finding, gpu, row
+from report_cases import CASES
 from whyidle.causes import CAUSES
 from whyidle_rules.diagnosis import Diagnosis, GpuLedger, Grade, LedgerRow, NotSeen, Quality
 from whyidle_rules.report.text import render_text
@@ -170,7 +171,7 @@ def test_causes_too_small_to_chase_are_summed() -> None:
     tiny = [("storage", "offload"), ("host_pause", "compile"), ("lifecycle", "startup")]
     ledger = [row("host_pause", "gc", 9.91, rank=0), *(row(*pair, 0.03, rank=0) for pair in tiny)]
     text = render(diagnosis([gpu(0, 20.0, empty_s=10.0)], ledger))
-    assert re.search(r"0\.09 s +0\.5 % +3 smaller causes", text)
+    assert re.search(r"0\.09 s +0\.4 % +3 smaller causes", text)
     assert "Storage" not in text
 
 
