@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
 from whyidle.collect.process_known import Known, Profile
 from whyidle.collect.process_text import (
@@ -25,6 +26,8 @@ from whyidle.collect.watched import watched_pids
 from whyidle.host import Host
 from whyidle.schema import Process, ProcessInfo
 
+# A refusal costs an open each time, and rights change rarely.
+_DENIED_NS = 60 * NS_PER_S
 _NO_IO = "not permitted to read /proc/PID/io of other users: needs CAP_SYS_PTRACE"
 
 
@@ -68,7 +71,7 @@ def _read(host: Host, known: Known, pid: int) -> tuple[Process, ProcessInfo | No
     """Return the rows of a process; raises FileNotFoundError, ProcessLookupError when it ended."""
     directory = f"proc/{pid}"
     stat = parse_stat(host.read_bytes(f"{directory}/stat"))
-    profile = known.meet(stat)
+    profile = known.meet(pid, stat)
     run_ns, delay_ns = _schedstat(host, directory)
     rchar, wchar, read, write = _io(host, directory, profile)
     status = _status(host, directory)
@@ -121,15 +124,18 @@ def _schedstat(host: Host, directory: str) -> tuple[int | None, int | None]:
 def _io(
     host: Host, directory: str, profile: Profile
 ) -> tuple[int | None, int | None, int | None, int | None]:
-    if profile.io_denied:
+    now_ns = host.clock.mono_ns()
+    if profile.io_denied_ns is not None and now_ns - profile.io_denied_ns < _DENIED_NS:
         return None, None, None, None
     try:
-        return parse_io(host.read_bytes(f"{directory}/io"))
+        found = parse_io(host.read_bytes(f"{directory}/io"))
     except PermissionError:
-        profile.io_denied = True  # asked again with the next profile: a refusal costs an open
+        profile.io_denied_ns = now_ns
         return None, None, None, None
     except FileNotFoundError:
         return None, None, None, None  # CONFIG_TASK_IO_ACCOUNTING is off
+    profile.io_denied_ns = None
+    return found
 
 
 def _wait_channel(host: Host, directory: str) -> str | None:

@@ -45,19 +45,20 @@ class Profile:
         "_threads_count",
         "_threads_ns",
         "_told",
-        "io_denied",
+        "io_denied_ns",
         "kind",
         "parent_pid",
         "pid",
         "start_ns",
     )
 
-    def __init__(self, stat: Stat) -> None:
-        self.pid = stat.pid
+    def __init__(self, pid: int, stat: Stat) -> None:
+        self.pid = pid
         self.start_ns = stat.start_ns
         self.parent_pid = stat.parent_pid
         self.kind: str | None = None
-        self.io_denied = False
+        # When its I/O was refused last; None: it was not.
+        self.io_denied_ns: int | None = None
         self._facts = Facts(comm="", command=None, has_gpu=False)
         self._cgroup: str | None = None
         self._job = Job()
@@ -96,7 +97,6 @@ class Profile:
 
     def _read(self, host: Host) -> None:
         directory = f"proc/{self.pid}"
-        self.io_denied = False
         command = _read(host, f"{directory}/cmdline")
         self._facts = Facts(
             comm=self._facts.comm,
@@ -174,19 +174,19 @@ class Known:
             switch = _read(host, "proc/sys/kernel/task_delayacct")
             self.delay_accounting = None if switch is None else switch.strip() == b"1"
 
-    def meet(self, stat: Stat) -> Profile:
+    def meet(self, pid: int, stat: Stat) -> Profile:
         """Return a process's profile; raises ProcessLookupError if its pid was used again."""
-        profile = self._profiles.get(stat.pid)
+        profile = self._profiles.get(pid)
         if profile is None:
-            profile = self._profiles[stat.pid] = Profile(stat)
+            profile = self._profiles[pid] = Profile(pid, stat)
         elif profile.start_ns != stat.start_ns:
-            raise ProcessLookupError(3, "the pid belongs to another process now", str(stat.pid))
+            raise ProcessLookupError(3, "the pid belongs to another process now", str(pid))
         return profile
 
     @property
     def io_denied(self) -> bool:
         """Whether the I/O of some process was refused."""
-        return any(profile.io_denied for profile in self._profiles.values())
+        return any(profile.io_denied_ns is not None for profile in self._profiles.values())
 
     def drop(self, host: Host, pid: int) -> None:
         """Forget a process that ended."""

@@ -14,6 +14,7 @@ from whyidle.collect.numbers import after, whole, wholes
 # Fields of stat are numbered from 1 in its manual; the third is the first after the name.
 _FIRST = 3
 _LEAST_FIELDS = 22
+_READ_FIELDS = 42 - _FIRST + 1
 # A command line names a program and its options; what follows is file lists.
 COMMAND_BYTES = 512
 
@@ -74,7 +75,7 @@ def parse_stat(data: bytes) -> Stat:
     words = data[closing + 1 :].split()
     if len(words) < _LEAST_FIELDS - _FIRST + 1:
         raise ValueError(f"stat: {len(words)} fields after the name, not at least 20")
-    n = wholes(words[1:], "stat")
+    n = wholes(words[1:_READ_FIELDS], "stat")
     # n[0] is field 4, so field k is n[k - 4].
     return Stat(
         pid=whole(data[:opening].strip(), "stat: pid"),
