@@ -37,6 +37,8 @@
     X(nvmlDeviceGetDisplayMode)                 \
     X(nvmlDeviceGetDisplayActive)               \
     X(nvmlDeviceGetComputeMode)                 \
+    X(nvmlDeviceGetDriverModel)                 \
+    X(nvmlDeviceGetDriverModel_v2)              \
     X(nvmlDeviceGetTopologyCommonAncestor)      \
     X(nvmlDeviceGetMemoryInfo)                  \
     X(nvmlDeviceGetMemoryInfo_v2)               \

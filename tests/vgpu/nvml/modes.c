@@ -32,3 +32,20 @@ nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t handle, nvmlComputeMode_t *mo
     *mode = NVML_COMPUTEMODE_DEFAULT;
     return NVML_SUCCESS;
 }
+
+/* Driver models are Windows'; the library has the calls on Linux too. */
+nvmlReturn_t nvmlDeviceGetDriverModel(nvmlDevice_t handle, nvmlDriverModel_t *current,
+                                      nvmlDriverModel_t *pending) {
+    struct device d;
+    ENTER_DEVICE(nvmlDeviceGetDriverModel, handle, &d);
+    REQUIRE(current != NULL || pending != NULL);
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlDeviceGetDriverModel_v2(nvmlDevice_t handle, nvmlDriverModel_t *current,
+                                         nvmlDriverModel_t *pending) {
+    struct device d;
+    ENTER_DEVICE(nvmlDeviceGetDriverModel_v2, handle, &d);
+    REQUIRE(current != NULL || pending != NULL);
+    return NVML_ERROR_NOT_SUPPORTED;
+}
