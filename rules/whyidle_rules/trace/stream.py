@@ -57,10 +57,10 @@ class Damage:
 def open_trace(path: Path) -> IO[bytes]:
     """Open a plain or gzip-compressed file, told apart by its first bytes; raises OSError."""
     raw = path.open("rb")
-    magic = raw.read(2)
+    if raw.read(2) == b"\x1f\x8b":
+        raw.close()
+        return cast("IO[bytes]", igzip.open(path, "rb"))  # which closes what it opened itself
     raw.seek(0)
-    if magic == b"\x1f\x8b":
-        return cast("IO[bytes]", igzip.open(raw, "rb"))
     return raw
 
 
