@@ -104,7 +104,10 @@ def test_exports_are_the_listed_functions_and_nothing_else(node: Standin) -> Non
     listed = set(re.findall(r"X\((nvml\w+)\)", (library.SOURCES / "functions.h").read_text())) | {
         "nvmlErrorString"
     }
-    assert _exported(node.library / library.SONAME) == listed
+    # An older nvml.h declares fewer.
+    known = set(re.findall(r"\b(nvml\w+) *\(", (library.header() / "nvml.h").read_text()))
+    assert len(listed & known) > 90
+    assert _exported(node.library / library.SONAME) == listed & known
 
 
 def test_a_function_left_out_is_not_found(tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ def header() -> Path:
     raise Unavailable("the stand-in NVML library needs nvml.h: pip install nvidia-nvml-dev")
 
 
-def build(cache: Path, *, without: Iterable[str] = (), include: Path | None = None) -> Path:
+def build(cache: Path, *, without: Iterable[str] = ()) -> Path:
     """Returns a folder that holds the library, built at most once per content.
 
     `without`: functions to leave out, as an older driver would.
     """
-    cc, folder, missing = compiler(), include or header(), sorted(without)
+    cc, folder, missing = compiler(), header(), sorted(without)
     sources = sorted(SOURCES.glob("*.[ch]"))
     digest = hashlib.sha256(repr((cc, _FLAGS, missing)).encode())
     for file in (*sources, folder / "nvml.h"):

@@ -15,6 +15,7 @@
 #define SAMPLE_MAGIC 0x47504d53u
 #define BYTES_PER_MIB 1048576.0
 #define WHOLE_GPU 0xFFFFFFFFu
+#define METRIC_DMMA_TENSOR_UTIL 8u /* the oldest header we build with lacks the name */
 
 struct nvmlGpmSample_st {
     uint32_t magic;
@@ -184,7 +185,7 @@ static const struct {
     {NVML_GPM_METRIC_ANY_TENSOR_UTIL, STANDIN_TENSOR, "Any Tensor Util"},
     {NVML_GPM_METRIC_DFMA_TENSOR_UTIL, STANDIN_DFMA, "DFMA Tensor Util"},
     {NVML_GPM_METRIC_HMMA_TENSOR_UTIL, STANDIN_HMMA, "HMMA Tensor Util"},
-    {NVML_GPM_METRIC_DMMA_TENSOR_UTIL, STANDIN_DMMA, "DMMA Tensor Util"},
+    {METRIC_DMMA_TENSOR_UTIL, STANDIN_DMMA, "DMMA Tensor Util"},
     {NVML_GPM_METRIC_IMMA_TENSOR_UTIL, STANDIN_IMMA, "IMMA Tensor Util"},
     {NVML_GPM_METRIC_DRAM_BW_UTIL, STANDIN_DRAM, "DRAM Bandwidth Util"},
     {NVML_GPM_METRIC_FP64_UTIL, STANDIN_FP64, "FP64 Util"},
