@@ -47,7 +47,7 @@ def test_version_1_counts_in_ns() -> None:
 def test_without_the_controller_nothing_is_counted() -> None:
     stat = parse_cpu_stat("usage_usec 5\n")
     assert (stat.usage_ns, stat.periods, stat.throttled_ns) == (5_000, None, None)
-    with pytest.raises(ValueError, match="cpu[.]stat: nr_periods"):
+    with pytest.raises(ValueError, match=r"cpu\.stat: nr_periods"):
         parse_cpu_stat("nr_periods many\n")
 
 
