@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,3 +153,31 @@ def test_without_a_state_the_driver_is_not_loaded(node: Standin) -> None:
     env = {"LD_LIBRARY_PATH": node.env["LD_LIBRARY_PATH"], "WHYIDLE_STANDIN_NVML": "/nowhere"}
     with Asker(env, init=False) as ask:
         assert ask.code("nvmlInit()") == 9
+
+
+IN_PROCESS = """
+import os, sys
+from pathlib import Path
+import pynvml
+from vgpu import standin
+
+for gpus in (3, 5):
+    folder = Path(sys.argv[1]) / str(gpus)
+    folder.mkdir()
+    with standin(folder, gpus=gpus) as node:
+        node.preload()
+        pynvml.nvmlInit()
+        node.state.gpus[-1].set(memory_used_bytes=gpus)
+        last = pynvml.nvmlDeviceGetHandleByIndex(pynvml.nvmlDeviceGetCount() - 1)
+        used = pynvml.nvmlDeviceGetMemoryInfo(last, pynvml.nvmlMemory_v2).used
+        print(pynvml.nvmlDeviceGetCount(), used)
+        pynvml.nvmlShutdown()
+    assert "WHYIDLE_STANDIN_NVML" not in os.environ
+"""
+
+
+def test_a_process_can_use_one_node_after_another(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", IN_PROCESS, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.splitlines(), done.stderr) == (["3 3", "5 5"], "")

@@ -34,7 +34,11 @@ class Standin:
     env: dict[str, str]
 
     def preload(self) -> None:
-        """Makes this process use the library: the loader finds it by soname from now on."""
+        """Makes this process use the node from its next first nvmlInit on.
+
+        The loader finds the library by its soname. It is loaded once: a later node brings its own
+        state, but shares the functions of the first one.
+        """
         os.environ[ENVIRONMENT] = self.env[ENVIRONMENT]
         ctypes.CDLL(str(self.library / SONAME), mode=ctypes.RTLD_GLOBAL)
 
@@ -69,6 +73,8 @@ def standin(
     finally:
         state.clear()  # a call that still hangs must not outlive the node
         state.close()
+        if os.environ.get(ENVIRONMENT) == env[ENVIRONMENT]:  # preloaded
+            del os.environ[ENVIRONMENT]
 
 
 def _writable(folder: Path) -> Path:
