@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import duckdb
 
-from whyidle_rules import evidence
+from whyidle_rules import database, evidence
 from whyidle_rules.allocate import allocate
 from whyidle_rules.rule import Case, Rule, Value
 
@@ -28,20 +29,13 @@ class Result:
         return abs(self.granted_s - self.case.grants_s) <= TOLERANCE_S
 
 
-def sandbox() -> duckdb.DuckDBPyConnection:
-    """Return an in-memory database with an empty evidence table and no way out of it."""
-    con = duckdb.connect(
-        ":memory:",
-        config={
-            "threads": 1,
-            "enable_external_access": "false",
-            "autoinstall_known_extensions": "false",
-            "autoload_known_extensions": "false",
-            "lock_configuration": "true",
-        },
-    )
-    con.execute(evidence.ddl("evidence"))
-    return con
+@contextmanager
+def sandbox() -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a database with an empty evidence table, no way out of it and no way to open one."""
+    with database.memory() as con:
+        con.execute("SET lock_configuration = true")
+        con.execute(evidence.ddl("evidence"))
+        yield con
 
 
 def check_query(rules: Sequence[Rule]) -> None:
@@ -62,7 +56,7 @@ def run_cases(rules: Sequence[Rule], only: Collection[str] | None = None) -> lis
         owner += [number] * len(case.rows)
     granted_s = [0.0] * len(cases)
     with sandbox() as con:
-        _fill(con, rows)
+        fill(con, rows)
         allocate(con, rules)
         granted = con.execute("SELECT window_id, rule, ns FROM grants").fetchall()
     for window_id, rule_id, ns in granted:
@@ -75,7 +69,7 @@ def run_cases(rules: Sequence[Rule], only: Collection[str] | None = None) -> lis
     ]
 
 
-def _fill(con: duckdb.DuckDBPyConnection, rows: Sequence[dict[str, Value]]) -> None:
+def fill(con: duckdb.DuckDBPyConnection, rows: Sequence[dict[str, Value]]) -> None:
     """Insert rows of evidence, numbered by window_id from 0; what they do not name is NULL."""
     if not rows:
         return

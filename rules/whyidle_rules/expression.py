@@ -134,6 +134,8 @@ def render(node: Node, prefix: str) -> str:
             arms = zip(args[0:-1:2], args[1::2], strict=True)
             body = " ".join(f"WHEN {when} THEN {then}" for when, then in arms)
             return f"(CASE {body} ELSE {args[-1]} END)"
+        case "sign":
+            return f"CAST(sign({args[0]}) AS DOUBLE)"  # TINYINT: the product of two sums overflows
         case name if name in FUNCTIONS:
             return f"{name}({', '.join(args)})"
         case sign:
