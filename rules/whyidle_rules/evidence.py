@@ -60,7 +60,7 @@ OBSERVED: tuple[Column, ...] = (
     _seconds("working_s", "Kernels computed."),
     _seconds("empty_s", "No kernel was resident; copies alone are not work."),
     _seconds("spinning_s", "Kernels were resident and none computed."),
-    _seconds("gap_s", "Whole empty stretch that the window is a piece of, its copies not counted."),
+    _seconds("gap_s", "Whole stretch without a kernel that the window is a piece of."),
     _share_of_empty("data_wait_s", "The launching thread waited in its DataLoader."),
     Column(
         name="data_workers",

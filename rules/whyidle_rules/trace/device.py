@@ -123,9 +123,15 @@ def _device(columns: Columns, rows: Ints, identity: int, host: HostSide) -> Devi
         copies = intervals.union(*_where(start, end, kind == gpu_kind))
         exposed = intervals.subtract(copies, taken)
         taken = intervals.merge(taken, copies)
+        exposed_copy.append(exposed)
+        # Copies of a checkpoint are a part of saving or loading it.
+        for phase in (Piece.CHECKPOINT_SAVE, Piece.CHECKPOINT_LOAD):
+            inside = host.within(exposed, phase)
+            spans.append(inside)
+            kinds.append(np.full(len(inside), phase, dtype=np.int8))
+            exposed = intervals.subtract(exposed, inside)
         spans.append(exposed)
         kinds.append(np.full(len(exposed), piece, dtype=np.int8))
-        exposed_copy.append(exposed)
     copy = intervals.merge(*exposed_copy)
     gaps = intervals.complement(taken, begin, finish)
     gap_spans, gap_kinds = host.explain(gaps, start, launch)

@@ -28,6 +28,9 @@ from whyidle_rules.trace.names import Host
 # GPU and host clocks of one trace agree to about this: launches up to 13 us after the kernel that
 # they started were seen on V100.
 CLOCK_SLACK_NS = 20_000
+# Python and the dispatcher take up to a few milliseconds from one launch to the next; a host that
+# is later than this was at something else. The rules of the launch group ask for the same length.
+LONG_GAP_NS = 5_000_000
 
 
 class Piece(IntEnum):
@@ -145,12 +148,11 @@ class HostSide:
 
         out.add(gaps[queued], Piece.QUEUED)
         out.add(gaps[known & ~queued & ~late], Piece.LATENCY)
-        out.add(_columns(launched[late], gaps[late, 1]), Piece.LATENCY)
         self._unseen(gaps[~known], out)
-        late_spans = _columns(gaps[late, 0], launched[late])
-        threads = launch.thread[following][late]
-        for thread in np.unique(threads):
-            self._late(late_spans[threads == thread], int(thread), out)
+        threads = np.where(late, launch.thread[following], -1)
+        for thread in np.unique(threads[late]):
+            mine = threads == thread
+            self._late(gaps[mine], launched[mine], int(thread), out)
         return out.result()
 
     def _unseen(self, gaps: Ints, out: _Cut) -> None:
@@ -163,26 +165,39 @@ class HostSide:
             rest = out.take(rest, self._spans(kind, None), piece)
         out.add(rest, Piece.UNSEEN)
 
-    def _late(self, spans: Ints, thread: int, out: _Cut) -> None:
-        """Cut the time in which `thread` had not launched, by what it did instead."""
+    def _late(self, gaps: Ints, launched: Ints, thread: int, out: _Cut) -> None:
+        """Cut gaps before which `thread` launched late, by what it did instead."""
         mine = self._thread == thread
-        ops = self._op_thread == thread
-        calls_seen = intervals.union(self._start[mine], self._end[mine])
-        began = spans[:, 0]
-        rest = spans
-        for kind, piece in _SPAN_PIECES:
-            rest = out.take(rest, self._spans(kind, thread), piece)
         waits = mine & (self._kind == Host.SYNC)
         waiting = intervals.union(self._start[waits], self._end[waits] + CLOCK_SLACK_NS)
-        after_wait = spans[intervals.holds(waiting, began)]
-        rest = out.take(rest, after_wait, Piece.SYNC)
+        # A host that waited for the GPU has no launches in store: a short gap after that is its
+        # price, the launch latency with it. In a long one the host did something else as well.
+        after_wait = intervals.holds(waiting, gaps[:, 0])
+        price = after_wait & (gaps[:, 1] - gaps[:, 0] < LONG_GAP_NS)
+        until = np.where(price, gaps[:, 1], launched)
+        out.add(_columns(until, gaps[:, 1]), Piece.LATENCY)
+        rest = _columns(gaps[:, 0], until)
+        rest = rest[rest[:, 1] > rest[:, 0]]
+        for kind, piece in _SPAN_PIECES:
+            rest = out.take(rest, self._spans(kind, thread), piece)
+        rest = out.take(rest, gaps[price], Piece.SYNC)
+        rest = out.take(rest, intervals.intersect(gaps[after_wait], waiting), Piece.SYNC)
+        ops = self._op_thread == thread
         if not ops.any():
             # Calls of the driver alone, or a thread whose identity the profiler mixed up.
             out.add(rest, Piece.LATE_UNSEEN)
             return
-        busy = intervals.merge(calls_seen, intervals.union(self._op_start[ops], self._op_end[ops]))
+        busy = intervals.merge(
+            intervals.union(self._start[mine], self._end[mine]),
+            intervals.union(self._op_start[ops], self._op_end[ops]),
+        )
         rest = out.take(rest, busy, Piece.BUSY)
         out.add(rest, Piece.SILENT)
+
+    def within(self, spans: Ints, kind: Piece) -> Ints:
+        """Return the part of the spans in which some thread did what `kind` says."""
+        host = next(host for host, piece in _SPAN_PIECES if piece is kind)
+        return intervals.intersect(spans, self._spans(host, None))
 
     def _spans(self, kind: Host, thread: int | None) -> Ints:
         rows = self._span_kind == kind

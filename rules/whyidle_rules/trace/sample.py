@@ -143,7 +143,7 @@ def _write_file(out: Path, file: FileTrace, columns: Columns, hz: float) -> None
     folder.mkdir(parents=True, exist_ok=True)
     begin = min(device.parts.begin for device in file.devices)
     name = stem(max(begin, 0), max(begin, 0) + len(list(folder.iterdir())) * 1_000_000)
-    with new_segment(folder / f"{name}{SEGMENT}", identity, comments=True) as con:
+    with new_segment(folder / f"{name}{SEGMENT}", identity) as con:
         for device in file.devices:
             number = columns.devices.index(device.device)
             described = file.gpus.get(device.device)
