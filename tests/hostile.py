@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,8 @@ from world.traces import simulate
 DIAGNOSE = (sys.executable, "-c", "import whyidle_rules.cli as c, sys; sys.exit(c.diagnose_main())")
 STEP_S = 20
 SLACK_S = 1e-6
+# A diagnosis names this many files that it could not use, and counts the others.
+TOGETHER = 16
 PARTS = ("window", "compute", "exposed_comm", "exposed_copy", "idle")
 
 
@@ -65,6 +68,44 @@ def refused(*sources: Path) -> str:
 def says(found: Json, name: str) -> bool:
     """Say whether the damage of a file is told by its name."""
     return any(name in entry["what"] + entry["why"] for entry in found["not_seen"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What a diagnosis of many files made of one of them; `parts` is None where it has no GPU."""
+
+    parts: tuple[float, ...] | None
+    said: bool
+
+
+def run_together(folder: Path, files: dict[str, bytes]) -> dict[str, Read]:
+    """Diagnose many files, some at once beside one that is whole; return what became of each."""
+    found: dict[str, Read] = {}
+    names = list(files)
+    for first in range(0, len(names), TOGETHER):
+        place = folder / str(first)
+        place.mkdir()
+        some = names[first : first + TOGETHER]
+        for name in some:
+            (place / name).write_bytes(files[name])
+        (place / "whole.json").write_text(small_text())
+        found |= _read_of(run(place).found(), some)
+    return found
+
+
+def _read_of(found: Json, names: list[str]) -> dict[str, Read]:
+    by_source = {gpu["source"]: gpu["trace"] for gpu in found["gpus"]}
+    assert len(by_source) == len(found["gpus"])
+    assert "whole.json" in by_source
+    return {
+        name: Read(
+            parts=tuple(by_source[name][f"{part}_s"] for part in PARTS)
+            if name in by_source
+            else None,
+            said=says(found, name),
+        )
+        for name in names
+    }
 
 
 def small_text() -> str:

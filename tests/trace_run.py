@@ -115,8 +115,8 @@ def check_sums(found: Json) -> None:
         assert _near(sum(row[column] for row in ledger), totals[column], whole), column
         assert all(row[column] >= 0 for row in ledger), column
     assert _near(sum(row["idle_s"] for row in found["root_causes"]), totals["idle_s"], whole)
-    if totals["idle_s"] > 0:
-        assert _near(sum(row["share"] for row in ledger), 1.0, 1.0)
+    for row in [*ledger, *found["root_causes"]]:
+        assert _near(row["share"] * whole, row["idle_s"], whole), row
     by_cause: Counter[str] = Counter()
     for gpu in found["gpus"]:
         _check_gpu(gpu)

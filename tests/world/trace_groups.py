@@ -198,14 +198,20 @@ SCENARIOS: tuple[Scenario, ...] = (
         name="sync",
         build=synchronising,
         ranks=1,
-        roots=(("host_pause", "synchronisation"),),
+        # The gap behind each read is the scalar's copy, the host's return, and the next launch.
+        roots=(
+            ("host_pause", "synchronisation"),
+            ("host_pause", "launch_bound"),
+            ("host_transfer", "exposed_copy"),
+        ),
         culprits=(0,),
     ),
     Scenario(
         name="pipeline",
         build=_pipeline,
-        roots=(("pipeline_bubble", "stage_imbalance"), ("pipeline_bubble", "late_upstream")),
-        culprits=(2,),
+        # Sends have no common end, so that a trace alone does not tell whom a stage waits for.
+        roots=(("pipeline_bubble", "exposed"),),
+        culprits=(0, 1, 2, 3),
     ),
     Scenario(name="experts", build=_experts, roots=_SILENT, culprits=(3,)),
     Scenario(name="hybrid", build=_hybrid, ranks=8, roots=_SILENT, culprits=(5,)),

@@ -274,10 +274,10 @@ def launch_bound(stalled: bool) -> Program:
     slow = 14_000 if stalled else 1_500
     return data_parallel(
         Job(
-            layers=40,
+            layers=12,
             layer_ns=30_000,
             reduce_ns=0,
-            steps=4,
+            steps=3,
             host_ns=slow,
             sync="previous",
             load=lambda rank, _: load_ready(rank),
@@ -289,13 +289,13 @@ def synchronising(stalled: bool) -> Program:
     """Return a run that reads scalars back between its forward kernels."""
 
     def read(rank: Rank, _step: int) -> None:
-        for _ in range(30):
+        for _ in range(20):
             rank.kernel(_POINTWISE, 60_000, "aten::gelu", 20_000)
             rank.item()
             rank.kernel(_POINTWISE, 60_000, "aten::gelu", 20_000)
 
     def keep(rank: Rank, _step: int) -> None:
-        for _ in range(60):
+        for _ in range(40):
             rank.kernel(_POINTWISE, 60_000, "aten::gelu", 20_000)
 
     return data_parallel(
