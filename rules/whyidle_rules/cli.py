@@ -27,7 +27,9 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `whyidle`."""
-    parser = _Parser(prog="whyidle", description="Tells why GPUs are idle.", allow_abbrev=False)
+    parser: argparse.ArgumentParser = _Parser(
+        prog="whyidle", description="Tells why GPUs are idle.", allow_abbrev=False
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _diagnose_options(
         commands.add_parser(
@@ -42,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def diagnose_main(argv: Sequence[str] | None = None) -> int:
     """Run `diagnose`."""
-    parser = _Parser(prog="diagnose", description=_ABOUT, allow_abbrev=False)
+    parser: argparse.ArgumentParser = _Parser(
+        prog="diagnose", description=_ABOUT, allow_abbrev=False
+    )
     _diagnose_options(parser)
     return _guarded(lambda: _diagnose(parser.parse_args(argv)))
 
