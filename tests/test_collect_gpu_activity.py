@@ -1,0 +1,242 @@
+"""GPU activity through the stand-in library: values, windows, refusals, lost and split GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_agent import GpuAgent
+from vgpu import Count, MigDevice, Standin, a100, standin
+from vgpu.ask import Failed
+from whyidle.collect.gpu_activity import bytes_of_rate, gpm_row, nvml_row, percent
+
+NS_PER_S = 1_000_000_000
+MIB = 1 << 20
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Standin]:
+    with standin(tmp_path, gpus=4) as made:
+        yield made
+
+
+@pytest.fixture
+def agent(node: Standin) -> Iterator[GpuAgent]:
+    with GpuAgent(node) as made:
+        yield made
+
+
+def test_units() -> None:
+    assert percent(60.004) == 0.6
+    assert percent(None) is percent((4,)) is percent("60") is None
+    assert bytes_of_rate(8.0, NS_PER_S // 8) == MIB
+    assert bytes_of_rate(None, 1) is None
+
+
+def test_a_row_of_a_window() -> None:
+    values = (50.0, 40.0, 30.0, 20.0, 10.0, 5.0, 8.0, 16.0, 24.0, 32.0)
+    row = gpm_row("GPU-1", (0, NS_PER_S, values), (51, 9), (3, 4))
+    assert (row.mono_ns, row.t0_ns, row.t1_ns, row.source) == (NS_PER_S, 0, NS_PER_S, "gpm")
+    ratios = (row.gr_active_ratio, row.sm_active_ratio, row.sm_occupancy_ratio)
+    assert ratios == (0.5, 0.4, 0.3)
+    assert (row.tensor_active_ratio, row.dram_active_ratio) == (0.2, 0.1)
+    assert row.fp32_active_ratio == 0.05
+    assert (row.pcie_tx_bytes, row.pcie_rx_bytes) == (8 * MIB, 16 * MIB)
+    assert (row.nvlink_rx_bytes, row.nvlink_tx_bytes) == (24 * MIB, 32 * MIB)
+    assert (row.nvlink_tx_total_bytes, row.nvlink_rx_total_bytes) == (3 << 10, 4 << 10)
+    assert (row.utilization_ratio, row.memory_utilization_ratio) == (0.51, 0.09)
+
+
+def test_refused_parts_are_none() -> None:
+    row = gpm_row("GPU-1", (0, 1, (50.0, (4,), None, *[None] * 7)), None, None)
+    assert row.gr_active_ratio == 0.5
+    assert row.sm_active_ratio is row.utilization_ratio is row.pcie_tx_bytes is None
+
+
+@pytest.mark.parametrize("answer", [None, (1, 2), (1, 2, (1.0,)), ("a", 2, (1.0,) * 10), 7])
+def test_what_is_no_window_is_refused(answer: object) -> None:
+    with pytest.raises(ValueError, match="gpm"):
+        gpm_row("GPU-1", answer, None, None)  # type: ignore[arg-type]
+
+
+def test_a_gpu_that_answers_nothing_has_no_row() -> None:
+    assert nvml_row("GPU-1", 1, None, (None, None, (4,), None)) is None
+    row = nvml_row("GPU-1", 1, (0, 0), None)
+    assert row is not None and row.utilization_ratio == 0.0
+
+
+def test_what_the_gpu_does_is_what_the_row_says(node: Standin, agent: GpuAgent) -> None:
+    node.state.gpus[1].run(
+        gr=0.6, sm=0.5, tensor=0.3, dram=0.2, pcie_tx=1e9, pcie_rx=2e9, nvlink_tx=1e9, nvlink_rx=3e9
+    )
+    rows, problems = agent.window()
+    assert problems == []
+    assert [row["uuid"] for row in rows] == [gpu.uuid for gpu in node.state.gpus]
+    row = rows[1]
+    assert row["source"] == "gpm"
+    assert row["gr_active_ratio"] == pytest.approx(0.6, abs=0.001)
+    assert row["sm_active_ratio"] == pytest.approx(0.5, abs=0.001)
+    assert row["tensor_active_ratio"] == pytest.approx(0.3, abs=0.001)
+    assert row["dram_active_ratio"] == pytest.approx(0.2, abs=0.001)
+    window_s = (row["t1_ns"] - row["t0_ns"]) / NS_PER_S
+    assert window_s >= 0.1
+    assert row["pcie_tx_bytes"] == pytest.approx(1e9 * window_s, rel=0.02)
+    assert row["pcie_rx_bytes"] == pytest.approx(2e9 * window_s, rel=0.02)
+    assert row["nvlink_tx_bytes"] == pytest.approx(18e9 * window_s, rel=0.02)
+    assert row["nvlink_rx_bytes"] == pytest.approx(54e9 * window_s, rel=0.02)
+    assert rows[0]["gr_active_ratio"] == 0.0
+
+
+def test_the_first_run_has_no_window_and_a_soon_one_neither(agent: GpuAgent) -> None:
+    assert agent.run("gpu_activity") == ([], [])
+    assert agent.run("gpu_activity") == ([], []), "less than 100 ms after the first"
+    time.sleep(0.12)
+    assert len(agent.run("gpu_activity")[0]) == 4
+
+
+def test_windows_touch_and_conserve_work(node: Standin, agent: GpuAgent) -> None:
+    """Whatever the sampling, busy time over all windows is what the GPU was busy."""
+    gpu = node.state.gpus[0]
+    agent.run("gpu_activity")
+    rows = []
+    for index in range(8):
+        gpu.run(gr=0.9 if index % 2 else 0.1)
+        time.sleep(0.13)
+        rows += [row for row in agent.run("gpu_activity")[0] if row["uuid"] == gpu.uuid]
+    assert len(rows) == 8
+    for before, after in itertools.pairwise(rows):
+        assert before["t1_ns"] == after["t0_ns"]
+    found = sum(row["gr_active_ratio"] * (row["t1_ns"] - row["t0_ns"]) for row in rows)
+    # It was idle before the first sample. The middle of a sample stands for it, so the error is
+    # what the two outer calls took.
+    assert found == pytest.approx(gpu.value("gr", rows[-1]["t1_ns"]), rel=0.01)
+    assert all(row["t1_ns"] - row["t0_ns"] >= 100_000_000 for row in rows)
+
+
+def test_no_permission_for_gpm_falls_back_and_says_so(node: Standin, agent: GpuAgent) -> None:
+    node.state.gpus[0].run(gr=0.6)
+    node.state.gpus[0].gpm(code=4)
+    time.sleep(1.1)
+    rows, problems = agent.window()
+    assert rows[0]["source"] == "nvml"
+    assert rows[0]["gr_active_ratio"] is rows[0]["t0_ns"] is None
+    assert rows[0]["utilization_ratio"] == pytest.approx(0.6, abs=0.02)
+    assert [row["source"] for row in rows[1:]] == ["gpm"] * 3
+    ((subject, message),) = problems
+    assert subject == node.state.gpus[0].uuid
+    assert "(4)" in message
+    node.state.gpus[0].gpm(code=0)
+    rows, problems = agent.window()
+    assert (rows[0]["source"], problems) == ("gpm", [])
+
+
+def test_gpm_that_is_claimed_and_does_not_work_is_told_as_such(
+    node: Standin, agent: GpuAgent
+) -> None:
+    node.state.gpus[0].gpm(code=3)
+    agent.window()
+    rows, _ = agent.run("gpu_info")
+    assert [row["gpm"] for row in rows] == [False, True, True, True]
+
+
+def test_one_metric_that_is_missing_takes_no_other_along(node: Standin, agent: GpuAgent) -> None:
+    node.state.gpus[0].run(gr=0.6, nvlink_tx=1e9)
+    node.state.gpus[0].gpm(without=[3, 60, 61])
+    rows, problems = agent.window()
+    assert problems == []
+    assert rows[0]["gr_active_ratio"] == pytest.approx(0.6, abs=0.001)
+    assert rows[0]["sm_occupancy_ratio"] is None
+    assert rows[0]["nvlink_tx_bytes"] is None
+    assert rows[0]["nvlink_tx_total_bytes"] > 0, "the counters serve where GPM is silent"
+    assert rows[1]["nvlink_tx_total_bytes"] is None
+
+
+def test_without_gpm_the_counters_serve(tmp_path: Path) -> None:
+    with standin(tmp_path, gpus=1, profile=a100) as node, GpuAgent(node) as agent:
+        gpu = node.state.gpus[0]
+        gpu.run(gr=0.7, mem=0.3, pcie_tx=1e9, nvlink_tx=1e9)
+        time.sleep(1.1)
+        (first,), problems = agent.run("gpu_activity")
+        assert problems == []
+        time.sleep(0.2)
+        (second,), _ = agent.run("gpu_activity")
+        assert first["source"] == "nvml"
+        assert first["utilization_ratio"] == pytest.approx(0.7, abs=0.02)
+        assert first["memory_utilization_ratio"] == pytest.approx(0.3, abs=0.02)
+        dt = (second["mono_ns"] - first["mono_ns"]) / NS_PER_S
+        pcie = (second["pcie_tx_total_bytes"] - first["pcie_tx_total_bytes"]) % (1 << 32)
+        assert pcie == pytest.approx(1e9 * dt, rel=0.1)
+        nvlink = second["nvlink_tx_total_bytes"] - first["nvlink_tx_total_bytes"]
+        assert nvlink == pytest.approx(12e9 * dt, rel=0.6), "the driver refreshes every 100 ms"
+
+
+def test_a_driver_without_the_symbols_serves_the_counters(tmp_path: Path) -> None:
+    without = ["nvmlGpmSampleGet", "nvmlGpmMetricsGet", "nvmlGpmQueryDeviceSupport"]
+    with standin(tmp_path, gpus=1, without=without) as node, GpuAgent(node) as agent:
+        (row,), problems = agent.run("gpu_activity")
+        assert (row["source"], problems) == ("nvml", [])
+
+
+def test_a_lost_gpu_is_a_problem_of_that_gpu(node: Standin, agent: GpuAgent) -> None:
+    agent.window()
+    node.state.gpus[2].lose()
+    rows, problems = agent.window()
+    assert [row["uuid"] for row in rows] == [gpu.uuid for gpu in node.state.gpus if gpu.slot != 2]
+    ((subject, message),) = problems
+    assert subject == node.state.gpus[2].uuid
+    assert "lost" in message
+
+
+def test_looking_for_a_lost_gpu_is_not_repeated_at_once(node: Standin, agent: GpuAgent) -> None:
+    agent.window()
+    node.state.gpus[2].lose()
+    before = node.state.calls().get("nvmlDeviceGetHandleByUUID", 0)
+    for _ in range(5):
+        agent.run("gpu_activity")
+    assert node.state.calls().get("nvmlDeviceGetHandleByUUID", 0) - before <= 1
+
+
+def test_the_parts_of_a_split_gpu_are_what_runs(node: Standin, agent: GpuAgent) -> None:
+    gpu = node.state.gpus[0]
+    parts = [
+        MigDevice(uuid=f"MIG-{index}", gpu_instance=index + 7, memory_total_bytes=10 << 30)
+        for index in range(2)
+    ]
+    gpu.mig(parts)
+    gpu.run_mig(1, {Count.GR: 0.8})
+    rows, problems = agent.window()
+    assert problems == []
+    found = {row["uuid"]: row["gr_active_ratio"] for row in rows}
+    assert gpu.uuid not in found
+    assert found["MIG-0"] == 0.0
+    assert found["MIG-1"] == pytest.approx(0.8, abs=0.001)
+
+
+def test_no_gpu_is_a_failure_that_says_what_to_look_at(tmp_path: Path) -> None:
+    with (
+        standin(tmp_path, gpus=0) as node,
+        GpuAgent(node) as agent,
+        pytest.raises(Failed, match="the driver shows no GPU"),
+    ):
+        agent.run("gpu_activity")
+
+
+def test_hot_calls_ask_the_driver_four_times_a_gpu_at_most(node: Standin, agent: GpuAgent) -> None:
+    agent.window()
+    before = node.state.calls()
+    time.sleep(0.12)
+    agent.run("gpu_activity")
+    asked = {
+        name: count - before.get(name, 0)
+        for name, count in node.state.calls().items()
+        if count != before.get(name, 0)
+    }
+    assert asked == {
+        "nvmlGpmSampleGet": 4,
+        "nvmlGpmMetricsGet": 4,
+        "nvmlDeviceGetUtilizationRates": 4,
+    }
