@@ -1,11 +1,13 @@
 """Races `diagnose` against HolisticTraceAnalysis 0.5.0 on recorded traces, side by side.
 
-    HTA_PYTHON=/path/to/python PYTHONPATH=tests python -m bench.bench_traces FOLDER [--json OUT]
+    HTA_PYTHON=/path/to/python PYTHONPATH=tests python -m bench.bench_traces FOLDER
+        [--repeats 5] [--copies 8] [--accuracy FOLDER ...] [--json OUT]
 
 FOLDER holds one trace a rank (rank-0.json.gz, ...). Both programs run as whole processes, one after
 the other in turn, on the folder as it is and on eight copies of it with other ranks. HTA_PYTHON is
 an interpreter with HTA; where it is not set, an environment is made and HTA installed into it.
-Besides speed and memory it prints where HTA's figures differ from an exact computation.
+Besides speed and memory it prints where HTA's figures differ from an exact computation, on FOLDER
+and on the folders of --accuracy.
 """
 
 from __future__ import annotations
@@ -158,40 +160,49 @@ def table(results: list[Result], ranks: int) -> str:
     return "\n".join(lines)
 
 
-def _wrong(rows: list[dict[str, Any]]) -> str:
-    lines = ["rank   window s (HTA, ours)    idle s (HTA, summed over streams, ours)"]
-    lines += [
-        f"{row['rank']:>4}   {row['window_s']:.6f} "
-        f"({row['hta_window_s']:.6f}, {row['whyidle_window_s']:.6f})"
-        f"    {row['idle_s']:.6f} ({row['hta_idle_s']:.6f}, "
-        f"{row['hta_idle_over_streams_s']:.6f}, {row['whyidle_idle_s']:.6f})"
-        for row in rows
-    ]
+def _wrong(name: str, rows: list[dict[str, Any]]) -> str:
+    lines = [f"{name}: exact seconds (HTA's; ours); HTA's idle also as the sum over its streams"]
+    for row in rows:
+        cells = "".join(
+            f"  {part} {row[f'{part}_s']:.6f} "
+            f"({row[f'hta_{part}_s']:.6f}; {row[f'whyidle_{part}_s']:.6f})"
+            for part in ("window", "idle", "compute")
+        )
+        lines.append(f"  {row['rank']:>3}{cells}  streams {row['hta_idle_over_streams_s']:.6f}")
     return "\n".join(lines)
+
+
+def _commands(folder: Path, python: Path) -> dict[str, list[str]]:
+    script = str(HERE / "hta_run.py")
+    return {
+        "diagnose": [str(Path(sys.executable).parent / "diagnose"), "--json", str(folder)],
+        "HTA, all four analyses": [str(python), script, str(folder), "all"],
+        "HTA, temporal only": [str(python), script, str(folder), "temporal"],
+    }
+
+
+def _accuracy(folder: Path, python: Path, say: Callable[[str], object]) -> dict[str, Any]:
+    """Run both once and compare them with the exact figures."""
+    commands = _commands(folder, python)
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "out"
+        timed(commands["HTA, all four analyses"], out)
+        theirs = _last_json(out)
+        timed(commands["diagnose"], out)
+        ours = json.loads(out.read_text())
+    rows = accuracy(folder, theirs, ours)
+    say(_wrong(folder.name, rows[:8]))
+    say(f"HTA's potential stragglers: {theirs['stragglers']}")
+    return {"folder": folder.name, "ranks": rows, "hta_stragglers": theirs["stragglers"]}
 
 
 def _one_set(
     folder: Path, python: Path, repeats: int, say: Callable[[str], object]
 ) -> dict[str, Any]:
-    diagnose = str(Path(sys.executable).parent / "diagnose")
-    script = str(HERE / "hta_run.py")
-    commands = {
-        "diagnose": [diagnose, "--json", str(folder)],
-        "HTA, all four analyses": [str(python), script, str(folder), "all"],
-        "HTA, temporal only": [str(python), script, str(folder), "temporal"],
-    }
     ranks = len(list(folder.iterdir()))
     with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "out"
-        results = race(commands, repeats, out)
-        timed(commands["HTA, all four analyses"], out)
-        theirs = _last_json(out)
-        timed(commands["diagnose"], out)
-        ours = json.loads(out.read_text())
+        results = race(_commands(folder, python), repeats, Path(scratch) / "out")
     say(table(results, ranks))
-    rows = accuracy(folder, theirs, ours)
-    say(_wrong(rows[:8]))
-    say(f"HTA's potential stragglers: {theirs['stragglers']}")
     return {
         "ranks": ranks,
         "results": [asdict(result) for result in results],
@@ -203,8 +214,6 @@ def _one_set(
             }
             for result in results[1:]
         },
-        "accuracy": rows,
-        "hta_stragglers": theirs["stragglers"],
     }
 
 
@@ -214,9 +223,10 @@ def main() -> None:
     options.add_argument("folder", type=Path, help="one trace a rank")
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--copies", type=int, default=COPIES, help="of the larger set; 0: none")
+    options.add_argument("--accuracy", type=Path, nargs="*", default=[], help="more runs")
     options.add_argument("--json", type=Path, help="write every figure here")
     chosen = options.parse_args()
-    sets = []
+    sets, exact = [], []
 
     def say(text: str) -> None:
         sys.stdout.write(text + "\n\n")
@@ -228,8 +238,14 @@ def main() -> None:
             folder.mkdir()
             copy_ranks(chosen.folder, folder, copies)
             sets.append(_one_set(folder, python, chosen.repeats, say))
+        for number, source in enumerate([chosen.folder, *chosen.accuracy]):
+            folder = Path(scratch) / f"{number}-{source.name}"
+            folder.mkdir()
+            copy_ranks(source, folder, 1)
+            exact.append(_accuracy(folder, python, say))
     if chosen.json is not None:
-        chosen.json.write_text(json.dumps({"cpus": os.cpu_count(), "sets": sets}, indent=1) + "\n")
+        figures = {"cpus": os.cpu_count(), "sets": sets, "accuracy": exact}
+        chosen.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":
