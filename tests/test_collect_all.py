@@ -1,0 +1,166 @@
+"""All collectors together: the list, the tables that they cover, and surviving any answer."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from job import LAUNCHER, RANK0, RANK1, job, put
+from trees import BEGIN_NS, write
+from whyidle.clock import NS_PER_S, VirtualClock
+from whyidle.collect import ALL
+from whyidle.collect.collector import Collect, NoData, Problem
+from whyidle.faults import ALL_FAULTS, FaultHost
+from whyidle.host import Answer, Argument, Host, LiveHost, NvmlError
+from whyidle.schema import TABLES
+from whyidle.table import Row, table_of
+
+UUIDS = ("GPU-a", "GPU-b")
+# Tables that others write: the sampler about itself, and readers of traces.
+NOT_COLLECTED = {"agent_self", "collector_error", "run_info", "tick", "trace_step"}
+
+
+class ModelNvml:
+    """Two GPUs that do the same for ever; GPM windows of 125 ms."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def answer(self, call: str, *args: Argument) -> Answer:
+        """Answer as whyidle.nvml does."""
+        now = self._clock.mono_ns()
+        if call == "gpus":
+            return tuple((uuid, index, None) for index, uuid in enumerate(UUIDS))
+        if call == "gpm":
+            return (now - 125_000_000, now, (50.0, 40.0, 30.0, 20.0, 10.0, 5.0, 1.0, 2.0, 3.0, 4.0))
+        if call == "Processes":
+            pid = RANK0 if args[0] == UUIDS[0] else RANK1
+            return ((pid, 1 << 30),) if args[1] == "compute" else ()
+        if call == "ProcessUtilization":
+            return ()
+        if call == "FieldValues":
+            return tuple(3 for _ in args[1:])
+        if call in ("UtilizationRates", "CudaComputeCapability"):
+            return (9, 0)
+        if call == "MemoryInfo":
+            return (100, 1, 90, 9)
+        if call == "PciBusId":
+            return "00000000:19:00.0"
+        if call in ("Name", "Serial", "DriverVersion", "NVMLVersion"):
+            return "text"
+        if call == "gpm_worked":
+            return True
+        if call == "MinorNumber":
+            raise NvmlError(3, call, "Not Supported")
+        return 7
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def machine(root: Path) -> None:
+    """A node with a job on it; made up, in the kernel's own formats."""
+    put(root, job())
+    base = "sys/fs/cgroup"
+    task = "system.slice/slurmstepd.scope/job_4/step_0/user/task_0"
+    psi = "some avg10=0 avg60=0 avg300=0 total=9\nfull avg10=0 avg60=0 avg300=0 total=4\n"
+    write(
+        root,
+        {
+            "proc/stat": "cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\nprocs_running 1\n",
+            "proc/pressure/cpu": psi,
+            "proc/pressure/io": psi,
+            "proc/pressure/memory": psi,
+            "proc/vmstat": "pgmajfault 5\nworkingset_refault_file 6\nnr_dirty 7\n",
+            "proc/diskstats": "259 0 nvme0n1 10 1 80 5 20 2 160 6 3 7 8 1 0 8 1 4 9\n",
+            "proc/net/dev": "Inter-|\n face |\n eth0: 1 2 3 4 5 6 7 8 9 1 2 3 4 5 6 7\n",
+            "sys/class/net/eth0/device/vendor": "0x15b3\n",
+            "sys/class/net/eth0/operstate": "up\n",
+            f"{base}/cgroup.procs": "",
+            f"{base}/{task}/cpu.stat": "usage_usec 5\nnr_periods 1\nnr_throttled 1\n",
+            f"{base}/{task}/cpu.max": "100000 100000\n",
+            f"{base}/{task}/cpu.pressure": psi,
+        },
+    )
+
+
+def live(root: Path, clock: VirtualClock) -> LiveHost:
+    return LiveHost(
+        str(root),
+        clock,
+        nvml=ModelNvml(clock),
+        askers={
+            "clock": lambda: (clock.mono_ns(), clock.boot_ns(), clock.wall_ns(), 1, 2, 3, True),
+            "watched": lambda: {"gpu": (RANK0, RANK1), "commands": (LAUNCHER,)},
+        },
+    )
+
+
+def test_the_list() -> None:
+    names = [collector.name for collector in ALL]
+    assert len(set(names)) == len(names)
+    for collector in ALL:
+        # NVML can hang and /proc/PID can block: neither may hold up the loop.
+        expected = "nvml" if collector.name.startswith("gpu") else None
+        assert expected is None or collector.thread == expected
+    fast = [collector.name for collector in ALL if collector.lane == "fast"]
+    assert fast == ["gpu_activity"]
+
+
+def test_every_table_is_written_by_some_collector(tmp_path: Path) -> None:
+    machine(tmp_path)
+    host = live(tmp_path, VirtualClock(BEGIN_NS))
+    written = {
+        type(item).TABLE
+        for collector in ALL
+        for item in collector.make()(host)
+        if not isinstance(item, Problem)
+    }
+    host.close()
+    assert written == {table_of(row).name for row in TABLES} - NOT_COLLECTED
+
+
+# What a collector may raise about a machine. Anything else, such as a TypeError, is a bug in it.
+OF_THE_MACHINE = (OSError, ValueError, NvmlError, NoData, RuntimeError)
+
+
+def attempt(collect: Collect, host: Host) -> list[Row]:
+    rows: list[Row] = []
+    with suppress(*OF_THE_MACHINE):
+        rows.extend(item for item in collect(host) if not isinstance(item, Problem))
+    return rows
+
+
+def told(rows: list[Row]) -> set[Any]:
+    """Rows without their profile of processes, which is told once a minute only."""
+    return {row for row in rows if row.TABLE != "process_info"}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_faults_pass_and_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
+    machine(tmp_path)
+    clock = VirtualClock(BEGIN_NS)
+    inner = live(tmp_path, clock)
+    faulty = FaultHost(inner, ALL_FAULTS, seed, hang=clock.advance, step=clock.step_wall)
+    made = {collector.name: collector.make() for collector in ALL}
+    for _ in range(40):
+        for collect in made.values():
+            for row in attempt(collect, faulty):
+                spec = table_of(type(row))
+                for column in spec.columns:
+                    assert column.nullable or getattr(row, column.name) is not None
+        clock.advance(NS_PER_S)
+    assert faulty.injected
+    clock.advance(120 * NS_PER_S)
+    inner.forget("")
+    for collect in made.values():
+        attempt(collect, inner)  # a first clean run may still be letting go of what was lost
+    clock.advance(NS_PER_S)
+    for name, collect in made.items():
+        fresh = next(collector for collector in ALL if collector.name == name).make()
+        attempt(fresh, inner)
+        assert told(attempt(collect, inner)) == told(attempt(fresh, inner)), f"{name}, seed {seed}"
+    inner.close()
