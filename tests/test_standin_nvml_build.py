@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vgpu import Standin, layout, library, standin
+from vgpu import Standin, StateFile, layout, library, standin
 from vgpu.ask import Asker
 
 STRUCTURES = {
@@ -145,8 +145,10 @@ def test_a_state_of_another_version_is_refused_by_both_sides(tmp_path: Path) -> 
         node.state.path.write_bytes(raw)
         with Asker(node.env, init=False) as ask:
             assert ask.code("nvmlInit()") == 9
-        with pytest.raises(ValueError, match="no stand-in state"):
-            type(node.state)(node.state.path)
+        for content in (bytes(raw), b"short"):
+            node.state.path.with_name("other").write_bytes(content)
+            with pytest.raises(ValueError, match="no stand-in state"):
+                StateFile(node.state.path.with_name("other"))
 
 
 def test_without_a_state_the_driver_is_not_loaded(node: Standin) -> None:

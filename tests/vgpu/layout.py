@@ -1,6 +1,6 @@
 """The stand-in library's shared file as ctypes structures: the mirror of nvml/state.h.
 
-`tests/test_standin_nvml.py` compares every offset with the C compiler's. Units last in names.
+`tests/test_standin_nvml_build.py` compares every offset with the C compiler's. Units last in names.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from vgpu.layout import (
     GPUS,
     MAGIC,
     VERSION,
-    Count,
     State,
 )
 from vgpu.profiles import GpuSpec
@@ -52,9 +51,14 @@ class StateFile:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._threads = threading.RLock()
+        self._depth = 0
+        if os.fstat(self._file).st_size < ctypes.sizeof(State):
+            self.close()
+            raise ValueError(f"{path} is no stand-in state of version {VERSION}")
         self._map = mmap.mmap(self._file, ctypes.sizeof(State))
         self._state = State.from_buffer(self._map)
         if self._state.magic != MAGIC or self._state.version != VERSION:
+            self.close()
             raise ValueError(f"{path} is no stand-in state of version {VERSION}")
         self.gpus: tuple[Gpu, ...] = tuple(
             Gpu(self, self._state.gpus[slot], slot) for slot in range(self._state.gpu_count)
@@ -106,21 +110,20 @@ class StateFile:
     def exclusive(self) -> Iterator[State]:
         """Keeps other writers out, in this process and others."""
         with self._threads:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            if self._depth == 0:  # the file's lock does not count, so we do
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._depth += 1
             try:
                 yield self._state
             finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+                self._depth -= 1
+                if self._depth == 0:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
 
     @property
     def sample_period_ns(self) -> int:
         """The window of utilization in ns."""
         return int(self._state.sample_period_ns)
-
-    @property
-    def refresh_s(self) -> float:
-        """How old a gauge may be, in seconds."""
-        return float(self._state.refresh_ns) / 1e9
 
     def order(self, slots: Sequence[int]) -> None:
         """The enumeration order from the next first nvmlInit on; a slot left out is not seen."""
@@ -212,6 +215,3 @@ class StateFile:
             if time.monotonic() > end:
                 raise TimeoutError(f"{self._state.blocked} of {count} calls are blocked")
             time.sleep(0.005)
-
-
-__all__ = ["ENVIRONMENT", "Count", "StateFile"]

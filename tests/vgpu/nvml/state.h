@@ -1,8 +1,8 @@
 /*
  * The shared state of the stand-in NVML library: one file, mapped by the library and by its writer.
  *
- * tests/vgpu/layout.py declares the same structures for Python; tests/test_standin_nvml.py compiles
- * layout.c and compares every offset. Units last in names. Fixed sizes, natural alignment, no pointers.
+ * tests/vgpu/layout.py declares the same structures for Python; tests/test_standin_nvml_build.py asks
+ * the compiler for every offset and compares. Units last in names. Natural alignment, no pointers.
  *
  * Who writes what. The writer (Python, under an exclusive lock of the file) writes everything but:
  * `calls`, `blocked`, a fault's `remaining`. Those belong to the library, which updates them atomically.
