@@ -34,8 +34,8 @@ def find(sources: Sequence[str | Path]) -> Found:
     found = Found()
     seen: set[Path] = set()
     for source in sources:
-        before = len(seen)
-        for path in _paths(str(source)):
+        paths = list(_paths(str(source)))
+        for path in paths:
             real = Path(os.path.realpath(path))
             if real in seen:
                 continue
@@ -46,7 +46,7 @@ def find(sources: Sequence[str | Path]) -> Found:
                 found.pieces.append(path)
             else:
                 found.exports.append(path)
-        if len(seen) == before:
+        if not paths:
             raise UserError(
                 f"{source} holds no recording: pass a folder that whyidle record or the agent "
                 f"wrote, a {SEGMENT} or {PIECE} file of one, or a Parquet export"

@@ -16,6 +16,7 @@ import duckdb
 
 from whyidle.errors import UserError
 from whyidle.layout import Identity
+from whyidle.manifest import read_manifest
 from whyidle.schema import TABLES, VERSION
 from whyidle.segment import (
     attach,
@@ -121,6 +122,10 @@ class Recording:
         known_damage = {damaged.path: damaged for damaged in self.damaged}
         self._catalogs, self.damaged = [], list(known_damage.values())
         self._exports = found.exports
+        for export in found.exports:
+            version = (read_manifest(export) or {}).get("schema_version")
+            if isinstance(version, int) and version > VERSION:
+                raise _newer(export, version)
         for path in found.segments:
             if path not in known_damage:
                 self._open_segment(path)
