@@ -108,6 +108,13 @@ def _read_of(found: Json, names: list[str]) -> dict[str, Read]:
     }
 
 
+def same(these: tuple[float, ...] | None, those: tuple[float, ...] | None) -> bool:
+    """Say whether two partitions are equal; two missing ones are."""
+    if these is None or those is None:
+        return these is those
+    return all(abs(this - that) <= SLACK_S for this, that in zip(these, those, strict=True))
+
+
 def small_text() -> str:
     """Return a small trace of one rank."""
     job = Job(ranks=1, steps=2, layers=1, load=lambda rank, _: load_ready(rank))

@@ -28,8 +28,8 @@ Json = dict[str, Any]
 COMPUTE, COMM, COPY = 0, 1, 2
 
 _COPY_CATEGORIES = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}
-# Ranks of one node share a clock to well under this; alignment uses it only to break ties.
-_SHIFTS = 4
+# Profiles of one run begin at most this many collectives apart.
+_SHIFTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

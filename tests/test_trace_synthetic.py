@@ -170,6 +170,43 @@ def test_traces_without_ranks_are_parted_all_the_same(tmp_path: Path) -> None:
     assert windows == pytest.approx(expected, abs=MICROSECOND)
 
 
+@pytest.mark.parametrize("args", [True, False], ids=["numbered", "unnumbered"])
+def test_profiles_that_begin_at_different_steps_are_matched(args: bool, tmp_path: Path) -> None:
+    ranks = scenario("sleep").run()
+    late = next(event.begin_ns for event in ranks[1].events if event.name == "ProfilerStep#5")
+    ranks[1].events[:] = [event for event in ranks[1].events if event.begin_ns >= late]
+    write(ranks, tmp_path, Dialect(collective_args=args), zipped=False)
+    found = gpus_by_rank(diagnosis(tmp_path))
+    expected = independent.wait_matrix(independent.read(path) for path in tmp_path.iterdir())
+    for rank, row in expected.items():
+        waited = found[rank]["waited_for"]
+        for peer in range(4):
+            difference = waited.get(str(peer), 0.0) - row.get(peer, 0) / 1e9
+            assert abs(difference) <= 100 * MICROSECOND, (rank, waited, row)
+
+
+@pytest.mark.parametrize("args", [True, False], ids=["numbered", "unnumbered"])
+def test_ranks_of_two_runs_never_wait_for_each_other(args: bool, tmp_path: Path) -> None:
+    """Both have a rank 0 or 1 of 4, the same group and numbers, and are two hours apart."""
+    two_hours_ns = 7_200_000_000_000
+    apart = Dialect(collective_args=args, clock_offsets_ns=(0, two_hours_ns, 0, 0))
+    write(_ranks("sleep", True)[:1], tmp_path, apart, zipped=False)
+    write(_ranks("loads_itself", True)[1:2], tmp_path, apart, zipped=False)
+    found = diagnosis(tmp_path)
+    assert [gpu["waited_for"] for gpu in found["gpus"]] == [{}, {}], found["headline"]
+
+
+def test_waiting_is_not_told_from_transfer_where_ranks_are_missing(tmp_path: Path) -> None:
+    write(_ranks("sleep", True)[:2], tmp_path, Dialect(), zipped=False)
+    found = diagnosis(tmp_path)
+    for gpu in found["gpus"]:
+        # The two were equally early: whoever was late is not here.
+        assert sum(gpu["waited_for"].values()) < 100 * MICROSECOND
+    exposed = [row for row in found["ledger"] if row["cause"] == "collective"]
+    assert {row["subcause"] for row in exposed if row["idle_s"] > 0.001} == {"exposed"}
+    assert any("ranks 2 and 3" in entry["what"] for entry in found["not_seen"])
+
+
 COMMUNICATING = (
     "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
     "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
