@@ -188,7 +188,7 @@ TERMS = st.recursive(
 SECONDS = st.one_of(st.none(), st.integers(0, 40).map(lambda n: n / 8))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=TERMS, gc_s=SECONDS, sync_s=SECONDS, gap_s=SECONDS, workers=st.integers(0, 8))
 def test_what_duckdb_computes_is_what_the_tree_means(
     text: str, gc_s: float | None, sync_s: float | None, gap_s: float | None, workers: int

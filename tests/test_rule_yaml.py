@@ -86,6 +86,15 @@ def test_a_character_of_a_scalar_is_found_in_the_file(
     assert place(source, node, node.text.index("baz")) == expected
 
 
+def test_the_end_of_a_scalar_is_behind_its_last_character(loader: str) -> None:
+    source = "a: foo +   # more\nb: 1"
+    node = parse_yaml(source, "f.yaml").pairs[0][1]
+    assert place(source, node, len(node.text)) == (1, 9)
+    source = "a:\nb: 1"
+    node = parse_yaml(source, "f.yaml").pairs[0][1]
+    assert place(source, node, 0) == (node.line, node.column)
+
+
 def test_a_file_that_is_too_big_or_no_text_is_refused(tmp_path: Path) -> None:
     big = tmp_path / "big.yaml"
     big.write_bytes(b"#" * MAX_BYTES)

@@ -110,6 +110,13 @@ def roots(columns: Iterable[str]) -> frozenset[str] | None:
     return frozenset(found) if closed else None
 
 
+def open_rules(rules: Sequence[Rule]) -> tuple[str, ...]:
+    """Return the ids of the open rules: those whose seconds other rules may claim as well."""
+    parts = [part for pool in get_args(Pool) for part in _parts(pool, rules)]
+    members = [member for part in parts if not part.witness for member in part.members]
+    return tuple(sorted(member.rule.id for member in members if member.open))
+
+
 def prefix(rule: Rule) -> str:
     """Return what goes before the names of a rule's bound parameters."""
     return f"{rule.id}__"

@@ -113,13 +113,16 @@ def place(source: str, node: YamlNode, offset: int) -> tuple[int, int]:
     YAML folds and indents, but it never adds or drops a visible character outside of escapes; so
     the place is found by counting those.
     """
+    if not node.text.strip():
+        return node.line, node.column
     visible = sum(not char.isspace() for char in node.text[:offset])
+    more = bool(node.text[offset:].strip())  # at the end, stay behind the last character
     at = node.index
     if node.style in ("|", ">"):
         at = source.find("\n", at) + 1
     elif not node.plain:
         at += 1
-    while at < len(source) and (visible or source[at].isspace()):
+    while at < len(source) and (visible or (more and source[at].isspace())):
         visible -= not source[at].isspace()
         at += 1
     line = source.count("\n", 0, at)

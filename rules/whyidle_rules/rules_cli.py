@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         return _check(rules, chosen)
     if args.rules_command == "test":
         return _test(rules, chosen)
-    _say(explain(_find(rules, args.rule)))
+    _say(explain(_find(rules, args.rule), rules))
     return 0
 
 
@@ -145,9 +145,9 @@ def _table(rules: Sequence[Rule]) -> str:
     )
 
 
-def explain(rule: Rule) -> str:
-    """Return everything that a rule says about itself, as plain text."""
-    from whyidle_rules.compile import amount_sql, cited_sql
+def explain(rule: Rule, rules: Sequence[Rule]) -> str:
+    """Return everything that a rule says about itself beside all rules, as plain text."""
+    from whyidle_rules.compile import amount_sql, cited_sql, open_rules
 
     group = groups.BY_ID[rule.group]
     witness = f", which shares out {group.witness}" if group.witness else ""
@@ -167,7 +167,10 @@ def explain(rule: Rule) -> str:
     lines += _entry("claim" if rule.claim else "share", rule.amount.text)
     lines += _entry("compiled", amount_sql(rule))
     if cited := cited_sql(rule):
-        lines += _entry("at most", f"{cited}, seconds that no other group can take")
+        lines += _entry("at most", cited)
+    if rule.id in open_rules(rules):
+        text = "other groups may claim the same seconds, so missing evidence holds this rule back"
+        lines += _entry("open", text)
     lines += _entry("says", rule.says)
     lines += _entry("why", rule.why)
     lines += _entry("advice", rule.advice)
