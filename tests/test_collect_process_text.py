@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ TICK = 10_000_000
 
 def test_stat() -> None:
     stat = parse_stat(Proc(pid=7, parent=3, comm="python3", blkio=4).stat().encode())
-    assert (stat.pid, stat.parent_pid, stat.comm, stat.state) == (7, 3, "python3", "S")
+    assert (stat.parent_pid, stat.comm, stat.state) == (3, "python3", "S")
     assert (stat.minor_faults, stat.major_faults) == (7, 3)
     assert (stat.user_ns, stat.system_ns) == (10 * TICK, 5 * TICK)
     assert (stat.reaped_user_ns, stat.reaped_system_ns) == (2 * TICK, 1 * TICK)
@@ -56,12 +57,26 @@ def test_status() -> None:
     assert (status.voluntary_switches, status.involuntary_switches) == (11, 12)
 
 
+def test_what_rarely_changes_is_taken_over_only_while_it_is_the_same() -> None:
+    process = Proc(pid=7, parent=3, comm="x")
+    first = parse_status(process.status().encode())
+    again = parse_status(process.status().replace("\t11", "\t13").encode(), first)
+    assert again.voluntary_switches == 13
+    assert again.cpus_allowed is first.cpus_allowed
+    process.cpus = "0"
+    assert parse_status(process.status().encode(), again).cpus_allowed == "0"
+    changed = process.status().replace("1001", "0").encode()
+    assert parse_status(changed, again).user_id == 0
+
+
 def test_a_zombies_status_has_no_memory() -> None:
     assert parse_status(b"Name:\tx\nState:\tZ (zombie)\n").rss_bytes is None
 
 
 def test_io_and_schedstat() -> None:
     assert parse_io(b"rchar: 1\nwchar: 2\nread_bytes: 3\nwrite_bytes: 4\n") == (1, 2, 3, 4)
+    usual = "rchar: 1\nwchar: 2\nsyscr: 9\nsyscw: 8\nread_bytes: 3\nwrite_bytes: 4\nx: 5\n"
+    assert parse_io(usual.encode()) == (1, 2, 3, 4)
     assert parse_io(b"rchar: 1\n") == (1, None, None, None)
     assert parse_schedstat(b"10 20 30\n") == (10, 20)
     with pytest.raises(ValueError, match="schedstat"):
@@ -171,6 +186,6 @@ def test_every_recorded_io(path: str) -> None:
 def test_own_process_is_read() -> None:
     stat = parse_stat(Path("/proc/self/stat").read_bytes())
     status = parse_status(Path("/proc/self/status").read_bytes())
-    assert stat.pid == int(Path("/proc/self").resolve().name)
+    assert stat.parent_pid == os.getppid()
     assert status.rss_bytes is not None and status.rss_bytes > 1 << 20
     assert count_list(status.cpus_allowed or "") is not None

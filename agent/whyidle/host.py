@@ -7,6 +7,7 @@ for live, replay and simulation. Answers are plain values, below every parser.
 from __future__ import annotations
 
 import os
+import re
 import stat as stat_
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -131,14 +132,23 @@ class Host(Protocol):
         ...
 
 
+# Files that the kernel makes in one piece: a read that is not full has got all of it. Asking procfs
+# for more means that it makes the text again: 40 % of what reading a process costs.
+_WHOLE = re.compile(
+    r"sys/(class|devices|block|bus)/.*"
+    r"|proc/(\d+/(stat|status|io|schedstat|wchan|cgroup)|pressure/\w+|stat)"
+)
+
+
 class _Kept:
-    """A kept descriptor and the buffer size that its file needed last."""
+    """A kept descriptor, the buffer size that its file needed last, and how it is read."""
 
-    __slots__ = ("fd", "hint")
+    __slots__ = ("fd", "hint", "whole")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
         self.hint = 4096
+        self.whole = _WHOLE.fullmatch(path) is not None
 
 
 class LiveHost:
@@ -183,16 +193,17 @@ class LiveHost:
         if kept is None:
             kept = self._open(path, keep)
         try:
-            data = _pread_all(kept.fd, kept.hint, path)
+            data = _pread_whole(kept, path) if kept.whole else _pread_all(kept.fd, kept.hint, path)
         except OSError as error:
             self._kept.pop(path, None)
             os.close(kept.fd)
             raise type(error)(error.errno, error.strerror, path) from None
-        if keep:
-            # A little more than last time: counters grow by a digit, lists by a line.
+        if not keep:
+            if self._kept.get(path) is not kept:
+                os.close(kept.fd)
+        elif not len(data) < kept.hint <= 2 * len(data) + 512:
+            # A little more than it needs: counters grow by a digit, lists by a line.
             kept.hint = max(256, len(data) + (len(data) >> 2) + 64)
-        elif self._kept.get(path) is not kept:
-            os.close(kept.fd)
         return data
 
     def names(self, path: str) -> tuple[str, ...]:
@@ -246,7 +257,7 @@ class LiveHost:
     def _open(self, path: str, keep: bool) -> _Kept:
         # O_NONBLOCK: opening a FIFO that somebody put in our way must not wait for its writer.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-        kept = _Kept(os.open(self._root + path, flags))
+        kept = _Kept(os.open(self._root + path, flags), path)
         if keep:
             if len(self._kept) >= self._limit:
                 # The oldest goes; a set that does not fit only costs what reopening costs.
@@ -255,12 +266,21 @@ class LiveHost:
         return kept
 
 
+def _pread_whole(kept: _Kept, path: str) -> bytes:
+    """Read a file that comes in one piece; one that has grown is read again, not on from there."""
+    data = os.pread(kept.fd, kept.hint, 0)
+    while len(data) >= kept.hint:
+        if kept.hint > FILE_LIMIT_BYTES:
+            raise OSError(27, f"is larger than {FILE_LIMIT_BYTES >> 20} MiB", path)
+        kept.hint *= 2
+        data = os.pread(kept.fd, kept.hint, 0)
+    return data
+
+
 def _pread_all(fd: int, hint: int, path: str) -> bytes:
     """Read to the end: procfs may answer a page at a time, so only an empty read ends a file."""
     data = os.pread(fd, hint, 0)
     size = len(data)
-    if size < hint and path.startswith(("sys/class/", "sys/devices/", "sys/block/", "sys/bus/")):
-        return data  # a sysfs attribute comes whole in one read
     parts = [data]
     while data:
         if size > FILE_LIMIT_BYTES:

@@ -74,7 +74,7 @@ def _read(host: Host, known: Known, pid: int) -> tuple[Process, ProcessInfo | No
     profile = known.meet(pid, stat)
     run_ns, delay_ns = _schedstat(host, directory)
     rchar, wchar, read, write = _io(host, directory, profile)
-    status = _status(host, directory)
+    profile.status = status = _status(host, directory, profile.status)
     mono_ns = host.clock.mono_ns()
     info = profile.learn(host, known, stat, status, mono_ns)
     process = Process(
@@ -107,9 +107,9 @@ def _read(host: Host, known: Known, pid: int) -> tuple[Process, ProcessInfo | No
     return process, info
 
 
-def _status(host: Host, directory: str) -> Status:
+def _status(host: Host, directory: str, before: Status | None) -> Status:
     try:
-        return parse_status(host.read_bytes(f"{directory}/status"))
+        return parse_status(host.read_bytes(f"{directory}/status"), before)
     except FileNotFoundError:
         return NO_STATUS  # it ended just now, or a recorded tree is without it
 

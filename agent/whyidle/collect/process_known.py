@@ -50,6 +50,7 @@ class Profile:
         "parent_pid",
         "pid",
         "start_ns",
+        "status",
     )
 
     def __init__(self, pid: int, stat: Stat) -> None:
@@ -59,6 +60,7 @@ class Profile:
         self.kind: str | None = None
         # When its I/O was refused last; None: it was not.
         self.io_denied_ns: int | None = None
+        self.status: Status | None = None
         self._facts = Facts(comm="", command=None, has_gpu=False)
         self._cgroup: str | None = None
         self._job = Job()

@@ -14,7 +14,8 @@ from whyidle.collect.numbers import after, whole, wholes
 # Fields of stat are numbered from 1 in its manual; the third is the first after the name.
 _FIRST = 3
 _LEAST_FIELDS = 22
-_READ_FIELDS = 42 - _FIRST + 1
+# The first six of the seven lines of /proc/PID/io, as every kernel since 2.6.20 prints them.
+_IO_LINES = [b"rchar:", b"wchar:", b"syscr:", b"syscw:", b"read_bytes:", b"write_bytes:"]
 # A command line names a program and its options; what follows is file lists.
 COMMAND_BYTES = 512
 
@@ -51,7 +52,6 @@ _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f_-]{27})")
 class Stat:
     """/proc/PID/stat; times in ns, sizes in pages. None: this kernel does not print it."""
 
-    pid: int
     comm: str
     state: str
     parent_pid: int
@@ -75,24 +75,25 @@ def parse_stat(data: bytes) -> Stat:
     words = data[closing + 1 :].split()
     if len(words) < _LEAST_FIELDS - _FIRST + 1:
         raise ValueError(f"stat: {len(words)} fields after the name, not at least 20")
-    n = wholes(words[1:_READ_FIELDS], "stat")
-    # n[0] is field 4, so field k is n[k - 4].
-    return Stat(
-        pid=whole(data[:opening].strip(), "stat: pid"),
-        comm=data[opening + 1 : closing].decode("utf-8", "replace"),
-        state=words[0].decode("ascii", "replace"),
-        parent_pid=n[0],
-        minor_faults=n[6],
-        major_faults=n[8],
-        user_ns=n[10] * TICK_NS,
-        system_ns=n[11] * TICK_NS,
-        reaped_user_ns=n[12] * TICK_NS,
-        reaped_system_ns=n[13] * TICK_NS,
-        threads=n[16],
-        start_ns=n[18] * TICK_NS,
-        last_cpu=n[35] if len(n) > 35 else None,
-        blkio_delay_ns=n[38] * TICK_NS if len(n) > 38 else None,
-    )
+    try:
+        # Field k is words[k - 3]; only those that are kept are turned into numbers.
+        return Stat(
+            comm=data[opening + 1 : closing].decode("utf-8", "replace"),
+            state=words[0].decode("ascii", "replace"),
+            parent_pid=int(words[1]),
+            minor_faults=int(words[7]),
+            major_faults=int(words[9]),
+            user_ns=int(words[11]) * TICK_NS,
+            system_ns=int(words[12]) * TICK_NS,
+            reaped_user_ns=int(words[13]) * TICK_NS,
+            reaped_system_ns=int(words[14]) * TICK_NS,
+            threads=int(words[17]),
+            start_ns=int(words[19]) * TICK_NS,
+            last_cpu=int(words[36]) if len(words) > 36 else None,
+            blkio_delay_ns=int(words[39]) * TICK_NS if len(words) > 39 else None,
+        )
+    except ValueError:
+        raise ValueError(f"stat: {words[:40]!r:.80} are not whole numbers") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,8 @@ class Status:
     numa_allowed: str | None
     voluntary_switches: int | None
     involuntary_switches: int | None
+    fixed: bytes = b""
+    """The text of what rarely changes, to tell whether it has."""
 
 
 NO_STATUS = Status(
@@ -117,34 +120,53 @@ NO_STATUS = Status(
 )
 
 
-def parse_status(data: bytes) -> Status:
-    """Return a process's status; Uid is the effective one."""
-    uids = _line(data, b"\nUid:")
-    rss = _line(data, b"\nVmRSS:")
+def parse_status(data: bytes, before: Status | None = None) -> Status:
+    """Return a process's status; Uid is the effective one.
+
+    `before` is what the same process's status was last: what rarely changes is taken over if it is
+    the same, which halves the cost of reading a process.
+    """
+    at_uid = max(0, data.find(b"\nUid:"))
+    at_lists = max(0, data.find(b"\nCpus_allowed_list:"))
+    at_switches = data.find(b"\nvoluntary_ctxt_switches:", at_lists)
+    fixed = data[at_uid : data.find(b"\n", at_uid + 1) + 1] + data[at_lists:at_switches]
+    if before is not None and before.fixed == fixed:
+        user_id, cpus, numa = before.user_id, before.cpus_allowed, before.numa_allowed
+    else:
+        uids = _line(fixed, b"Uid:")
+        user_id = None if uids is None else whole("".join(uids.split()[1:2]), "status: Uid")
+        cpus = _line(fixed, b"Cpus_allowed_list:")
+        numa = _line(fixed, b"Mems_allowed_list:")
+    voluntary, involuntary = _switches(data[at_switches:]) if at_switches >= 0 else (None, None)
+    at_rss = data.find(b"\nVmRSS:")
+    rss = None
+    if at_rss >= 0:
+        rss = whole(data[at_rss + 7 : data.find(b" kB", at_rss)], "status: VmRSS") * 1024
     return Status(
-        user_id=None if uids is None else whole(_word(uids, 1), "status: Uid"),
-        rss_bytes=None if rss is None else whole(_word(rss, 0), "status: VmRSS") * 1024,
-        cpus_allowed=_line(data, b"\nCpus_allowed_list:"),
-        numa_allowed=_line(data, b"\nMems_allowed_list:"),
-        voluntary_switches=after(data, b"voluntary_ctxt_switches:", "status: voluntary switches"),
-        involuntary_switches=after(
-            data, b"nonvoluntary_ctxt_switches:", "status: involuntary switches"
-        ),
+        user_id=user_id,
+        rss_bytes=rss,
+        cpus_allowed=cpus,
+        numa_allowed=numa,
+        voluntary_switches=voluntary,
+        involuntary_switches=involuntary,
+        fixed=fixed,
     )
 
 
+def _switches(tail: bytes) -> tuple[int | None, int | None]:
+    words = tail.split(None, 4)
+    voluntary = whole(words[1], "status: voluntary switches") if len(words) > 1 else None
+    named = len(words) > 3 and words[2] == b"nonvoluntary_ctxt_switches:"
+    return voluntary, whole(words[3], "status: involuntary switches") if named else None
+
+
 def _line(data: bytes, name: bytes) -> str | None:
-    at = data.find(name)
+    at = data.find(b"\n" + name)
     if at < 0:
         return None
-    at += len(name)
+    at += len(name) + 1
     end = data.find(b"\n", at)
     return data[at : end if end >= 0 else len(data)].strip().decode("ascii", "replace")
-
-
-def _word(text: str, index: int) -> str:
-    words = text.split()
-    return words[index] if index < len(words) else ""
 
 
 def parse_schedstat(data: bytes) -> tuple[int, int]:
@@ -157,6 +179,10 @@ def parse_schedstat(data: bytes) -> tuple[int, int]:
 
 def parse_io(data: bytes) -> tuple[int | None, int | None, int | None, int | None]:
     """Return rchar, wchar, read_bytes and write_bytes, in bytes."""
+    words = data.split()
+    if words[0:11:2] == _IO_LINES and len(words) >= 12:
+        rchar, wchar, _, _, read, write = wholes(words[1:12:2], "io")
+        return rchar, wchar, read, write
     return (
         after(data, b"rchar: ", "io: rchar"),
         after(data, b"wchar: ", "io: wchar"),
