@@ -35,6 +35,7 @@ from whyidle_rules.rule import Rule
 
 _WHOLE = 1_000_000_000  # nanoseconds of a second; parts of a share
 _ENDLESS_S = "1e8"  # three years: what is longer, infinity and NaN among it, is not a duration
+_ENDS = ("no_evidence", "unexplained")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,9 +330,6 @@ def _shares(parts: list[_Part]) -> list[str]:
         if part.witness
         for member in part.members
     ]
-
-
-_ENDS = ("no_evidence", "unexplained")
 
 
 def _outer(sql: str, parts: list[_Part]) -> str:
