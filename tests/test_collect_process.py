@@ -91,10 +91,19 @@ def test_a_profile_is_told_once_a_minute_and_when_it_changes(running: Job) -> No
     running.step()
     assert running.step()[1] == {}
     put(running.root, [Proc(pid=250, parent=RANK0, comm="pt_data_worker", cpus="0")])
-    infos = running.step()[1]
+    infos = running.step(5)[1]
     assert set(infos) == {250}
     assert infos[250].cpus_allowed_count == 1
     assert len(running.step(60)[1]) == 6
+
+
+def test_slow_values_are_read_every_five_seconds_and_null_between(running: Job) -> None:
+    seen = [running.step()[0] for _ in range(21)]
+    for pid in seen[0]:
+        read = [rows[pid].rss_bytes is not None for rows in seen]
+        assert read[0]
+        assert 4 <= sum(read[1:]) <= 5
+    assert len({sum(row.rss_bytes is not None for row in rows.values()) for rows in seen}) > 1
 
 
 def test_a_worker_that_names_itself_later_changes_its_kind(running: Job) -> None:

@@ -15,9 +15,9 @@ from whyidle.collect.process_kind import (
     kind_of,
 )
 from whyidle.collect.process_text import (
+    NO_STATUS,
     Job,
     Stat,
-    Status,
     count_list,
     job_of_cgroup,
     parse_command,
@@ -51,6 +51,7 @@ class Profile:
         "pid",
         "start_ns",
         "status",
+        "status_due_ns",
     )
 
     def __init__(self, pid: int, stat: Stat) -> None:
@@ -60,7 +61,8 @@ class Profile:
         self.kind: str | None = None
         # When its I/O was refused last; None: it was not.
         self.io_denied_ns: int | None = None
-        self.status: Status | None = None
+        self.status = NO_STATUS
+        self.status_due_ns = 0
         self._facts = Facts(comm="", command=None, has_gpu=False)
         self._cgroup: str | None = None
         self._job = Job()
@@ -74,9 +76,7 @@ class Profile:
         """What its kind is told from."""
         return self._facts
 
-    def learn(
-        self, host: Host, known: Known, stat: Stat, status: Status, mono_ns: int
-    ) -> ProcessInfo | None:
+    def learn(self, host: Host, known: Known, stat: Stat, mono_ns: int) -> ProcessInfo | None:
         """Bring the facts up to date; return a row when they changed or a minute has passed."""
         self.parent_pid = stat.parent_pid
         again = self._again_ns is None or mono_ns >= self._again_ns
@@ -90,12 +90,12 @@ class Profile:
                 comm=stat.comm, command=facts.command, has_gpu=has_gpu, threads=threads
             )
         self.kind = known.kind_of(self)
-        tells = (self.kind, self._facts, self._cgroup, self._job, status.cpus_allowed)
+        tells = (self.kind, self._facts, self._cgroup, self._job, self.status.cpus_allowed)
         if not again and tells == self._told:
             return None
         self._told = tells
         self._again_ns = mono_ns + _AGAIN_NS if again else self._again_ns
-        return self._row(status, mono_ns)
+        return self._row(mono_ns)
 
     def _read(self, host: Host) -> None:
         directory = f"proc/{self.pid}"
@@ -123,8 +123,8 @@ class Profile:
         self._threads_count = stat.threads
         return self._facts.threads | families(_thread_names(host, self.pid))
 
-    def _row(self, status: Status, mono_ns: int) -> ProcessInfo:
-        cpus = status.cpus_allowed
+    def _row(self, mono_ns: int) -> ProcessInfo:
+        cpus = self.status.cpus_allowed
         job = self._job.job
         if job is None and self._cgroup is not None:
             job = job_of_cgroup(self._cgroup)
@@ -140,11 +140,11 @@ class Profile:
             local_rank=self._job.local_rank,
             world_size=self._job.world_size,
             job=job,
-            user_id=status.user_id,
+            user_id=self.status.user_id,
             cgroup=self._cgroup,
             cpus_allowed=cpus,
             cpus_allowed_count=None if cpus is None else count_list(cpus),
-            numa_allowed=status.numa_allowed,
+            numa_allowed=self.status.numa_allowed,
             thread_kinds=",".join(sorted(self._facts.threads)) or None,
         )
 

@@ -25,20 +25,28 @@ class ProcessTree:
     end its part in the job.
     """
 
-    __slots__ = ("_full_ns", "_parents", "_roots", "overflow", "watched")
+    __slots__ = ("_asked", "_full_ns", "_names", "_parents", "_roots", "overflow", "watched")
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
         self._roots: frozenset[int] = frozenset()
         self._full_ns: int | None = None
+        self._names: tuple[str, ...] = ()
+        self._asked: frozenset[int] = frozenset()
         self.watched: set[int] = set()
         self.overflow = 0
 
     def scan(self, host: Host, roots: Iterable[int]) -> set[int]:
         """Bring the tree up to date; return the watched pids that have gone."""
         now_ns = host.clock.mono_ns()
-        alive = {int(name) for name in host.names("proc") if name.isdigit()}
-        if self._full_ns is None or now_ns - self._full_ns >= _FULL_EVERY_NS:
+        names = host.names("proc")
+        roots = frozenset(roots)
+        full = self._full_ns is None or now_ns - self._full_ns >= _FULL_EVERY_NS
+        if not full and names == self._names and roots == self._asked:
+            return set()
+        self._names, self._asked = names, roots
+        alive = {int(name) for name in names if name.isdigit()}
+        if full:
             self._full_ns = now_ns
             # Watched processes keep their place: their parents may have gone since.
             self._parents = {p: up for p, up in self._parents.items() if p in self.watched}
@@ -49,7 +57,7 @@ class ProcessTree:
             parent = _parent(host, pid)
             if parent is not None:
                 self._parents[pid] = parent
-        wanted = frozenset(roots) & alive
+        wanted = roots & alive
         # A new root may have children that were seen before it became one.
         candidates = new if wanted <= self._roots else alive
         self._roots = wanted
@@ -62,6 +70,7 @@ class ProcessTree:
         """Forget a process that ended after the scan; its number is free for another."""
         self.watched.discard(pid)
         self._parents.pop(pid, None)
+        self._names = ()  # its number may be there still, or again: look anew
 
     def _admit(self, pids: frozenset[int]) -> None:
         self.overflow = 0

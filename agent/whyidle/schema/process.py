@@ -65,9 +65,9 @@ class Process:
     major_faults: int | None = counter("Page faults with I/O.")
     threads: int | None = gauge("Threads.")
     last_cpu: int | None = gauge("CPU that the main thread ran on last.")
-    rss_bytes: int | None = gauge("Resident memory.", unit="bytes")
-    voluntary_switches: int | None = counter("Main thread gave the CPU up.")
-    involuntary_switches: int | None = counter("Main thread lost the CPU.")
+    rss_bytes: int | None = gauge("Resident memory; read every 5 s, else NULL.", unit="bytes")
+    voluntary_switches: int | None = counter("Main thread gave the CPU up; read every 5 s.")
+    involuntary_switches: int | None = counter("Main thread lost the CPU; read every 5 s.")
     read_bytes: int | None = counter(
         "Read from storage (io); reaped children's are added.", unit="bytes"
     )
