@@ -37,6 +37,7 @@ class Queue(NamedTuple):
 
     gpu: int
     rows: Ints
+    signs: Ints  # a number per kernel, equal where launch grid and name are
     key: tuple[str, ...]  # process group; () where it is not comparable between processes
     size: int
 
@@ -79,6 +80,13 @@ def match(kernels: list[CommKernels | None], world_size: int | None) -> list[Mat
 
 def _queues(gpu: int, kernels: CommKernels) -> list[Queue]:
     by_key: dict[tuple[str, ...], list[int]] = {}
+    signs = np.array(
+        [
+            hash((blocks, info.name))
+            for blocks, info in zip(kernels.blocks.tolist(), kernels.info, strict=True)
+        ],
+        dtype=np.int64,
+    )
     sizes: dict[tuple[str, ...], int] = {}
     for row, info in enumerate(kernels.info):
         if kernels.point_to_point[row]:
@@ -95,6 +103,7 @@ def _queues(gpu: int, kernels: CommKernels) -> list[Queue]:
         Queue(
             gpu,
             np.array(rows, dtype=np.int64),
+            signs[rows],
             key if key[0] == "group" else (),
             sizes[key],
         )
@@ -151,21 +160,13 @@ class _Fit(NamedTuple):
     spread_ns: float
 
 
-def _signature(kernels: CommKernels, rows: Ints) -> Ints:
-    """Return a number per kernel, equal where grid and name are."""
-    return np.array(
-        [hash((int(kernels.blocks[row]), kernels.info[row].name)) for row in rows.tolist()],
-        dtype=np.int64,
-    )
-
-
 def _align(kernels: list[CommKernels | None], reference: Queue, other: Queue) -> _Fit | None:
     """Find the shift under which two queues are the same collectives, or None."""
     ours, theirs = kernels[reference.gpu], kernels[other.gpu]
     if ours is None or theirs is None:
         return None
     rows_a, rows_b = reference.rows, other.rows
-    sign_a, sign_b = _signature(ours, rows_a), _signature(theirs, rows_b)
+    sign_a, sign_b = reference.signs, other.signs
     end_a, end_b = ours.end[rows_a], theirs.end[rows_b]
     reach = min(SHIFTS_MAX, max(len(rows_a), len(rows_b)) - 1)
     best: _Fit | None = None

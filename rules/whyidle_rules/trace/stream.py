@@ -18,7 +18,7 @@ from typing import IO, Any, TypeVar, cast
 import msgspec
 from isal import igzip, isal_zlib
 
-BLOCK_BYTES = 4 << 20  # decoded events of a block take about ten times this
+BLOCK_BYTES = 1 << 20  # decoded events of a block take about ten times this
 HEADER_BYTES_MAX = 64 << 20  # of what stands before the events, or of one event
 DAMAGED_EVENTS_MAX = 1000  # then the rest of the file is given up
 
