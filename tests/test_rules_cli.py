@@ -16,7 +16,10 @@ from whyidle_rules.rule_load import load_rules
 def run(*arguments: str | Path) -> int:
     parser = argparse.ArgumentParser()
     rules_cli.add_parser(parser.add_subparsers())
-    return rules_cli.run(parser.parse_args(["rules", *map(str, arguments)]))
+    args = parser.parse_args(["rules", *map(str, arguments)])
+    assert args.run is rules_cli.run
+    code: int = rules_cli.run(args)
+    return code
 
 
 def test_list_names_every_rule(capsys: pytest.CaptureFixture[str]) -> None:

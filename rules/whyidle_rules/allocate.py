@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import duckdb
 
-from whyidle_rules.compile import Query, compile_rules, quoted
+from whyidle_rules.compile import Query, compile_rules
+from whyidle_rules.compile_levels import quoted
 from whyidle_rules.rule import Rule
 
 _GRANTS = (

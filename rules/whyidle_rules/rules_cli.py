@@ -23,6 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `rules` with its four commands; `run` carries them out."""
     about = "list, check, test and explain the rules that charge idle seconds to causes"
     parser = subparsers.add_parser("rules", help=about, description=about)
+    parser.set_defaults(run=run)
     commands = parser.add_subparsers(dest="rules_command", required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
@@ -147,7 +148,8 @@ def _table(rules: Sequence[Rule]) -> str:
 
 def explain(rule: Rule, rules: Sequence[Rule]) -> str:
     """Return everything that a rule says about itself beside all rules, as plain text."""
-    from whyidle_rules.compile import amount_sql, cited_sql, open_rules
+    from whyidle_rules.compile import open_rules
+    from whyidle_rules.compile_levels import amount_sql, cited_sql
 
     group = groups.BY_ID[rule.group]
     witness = f", which shares out {group.witness}" if group.witness else ""
