@@ -12,7 +12,7 @@ import pytest
 from gpu_agent import GpuAgent
 from vgpu import Count, MigDevice, Standin, a100, standin
 from vgpu.ask import Failed
-from whyidle.collect.gpu_activity import bytes_of_rate, gpm_row, nvml_row, percent
+from whyidle.collect.gpu_activity import bytes_of_rate, gpm_row, nvml_row, parse_gpm, percent
 
 NS_PER_S = 1_000_000_000
 MIB = 1 << 20
@@ -60,7 +60,7 @@ def test_refused_parts_are_none() -> None:
 @pytest.mark.parametrize("answer", [None, (1, 2), (1, 2, (1.0,)), ("a", 2, (1.0,) * 10), 7])
 def test_what_is_no_window_is_refused(answer: object) -> None:
     with pytest.raises(ValueError, match="gpm"):
-        gpm_row("GPU-1", answer, None, None)  # type: ignore[arg-type]
+        parse_gpm(answer)  # type: ignore[arg-type]
 
 
 def test_a_gpu_that_answers_nothing_has_no_row() -> None:

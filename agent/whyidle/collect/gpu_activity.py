@@ -11,7 +11,17 @@ from collections.abc import Iterator
 
 from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, Problem
-from whyidle.collect.gpu_list import ABSENT, Gpu, Gpus, is_gone, number, refused, value, whole
+from whyidle.collect.gpu_list import (
+    ABSENT,
+    LISTS,
+    Gpu,
+    Gpus,
+    is_gone,
+    number,
+    refused,
+    value,
+    whole,
+)
 from whyidle.host import Answer, Host, NvmlError
 from whyidle.schema import GpuActivity
 
@@ -28,29 +38,31 @@ _METRICS = 10
 
 def percent(answer: Answer) -> float | None:
     """Return percent as a ratio."""
-    found = number(answer)
+    found = answer if type(answer) is float else number(answer)
     return None if found is None else round(found / 100, _DIGITS)
 
 
 def bytes_of_rate(answer: Answer, window_ns: int) -> int | None:
     """Return the bytes that a rate in MiB/s makes over a window."""
-    found = number(answer)
+    found = answer if type(answer) is float else number(answer)
     return None if found is None else round(found * MIB * window_ns / NS_PER_S)
 
 
 def parse_gpm(answer: Answer) -> tuple[int, int, tuple[Answer, ...]]:
     """Return t0, t1 and the values of an answer to "gpm"."""
-    if isinstance(answer, tuple | list) and len(answer) == 3:
+    if isinstance(answer, LISTS) and len(answer) == 3:
         t0, t1 = whole(answer[0]), whole(answer[1])
-        values = tuple(answer[2]) if isinstance(answer[2], tuple | list) else ()
+        values = tuple(answer[2]) if isinstance(answer[2], LISTS) else ()
         if t0 is not None and t1 is not None and len(values) >= _METRICS:
             return t0, t1, values
     raise ValueError(f"gpm: {answer!r} is not (t0, t1, ten values)")
 
 
-def gpm_row(uuid: str, answer: Answer, utilization: Answer, nvlink: Answer) -> GpuActivity:
+def gpm_row(
+    uuid: str, window: tuple[int, int, tuple[Answer, ...]], utilization: Answer, nvlink: Answer
+) -> GpuActivity:
     """Return the row of a GPM window; `nvlink` are the fields, asked where GPM has no NVLink."""
-    t0, t1, values = parse_gpm(answer)
+    t0, t1, values = window
     gr, sm, occupancy, tensor, dram, fp32, tx, rx, nvlink_rx, nvlink_tx = values[:_METRICS]
     busy, memory = _pair(utilization)
     total_tx, total_rx = _pair(nvlink)
@@ -82,7 +94,7 @@ def gpm_row(uuid: str, answer: Answer, utilization: Answer, nvlink: Answer) -> G
 def nvml_row(uuid: str, mono_ns: int, utilization: Answer, fields: Answer) -> GpuActivity | None:
     """Return the row of a GPU without GPM; None if it answered nothing, as one split by MIG."""
     busy, memory = _pair(utilization)
-    parts = tuple(fields) if isinstance(fields, tuple | list) and len(fields) == 4 else (None,) * 4
+    parts = tuple(fields) if isinstance(fields, LISTS) and len(fields) == 4 else (None,) * 4
     if busy is None and all(number(part) is None for part in parts):
         return None
     return GpuActivity(
@@ -111,7 +123,7 @@ def nvml_row(uuid: str, mono_ns: int, utilization: Answer, fields: Answer) -> Gp
 
 
 def _pair(answer: Answer) -> tuple[Answer, Answer]:
-    if isinstance(answer, tuple | list) and len(answer) == 2:
+    if isinstance(answer, LISTS) and len(answer) == 2:
         return answer[0], answer[1]
     return None, None
 
@@ -153,13 +165,16 @@ def _rows(host: Host, gpu: Gpu) -> Iterator[GpuActivity | Problem]:
         return
     if window is None:
         return  # the first sample, or less than 100 ms after the last: a later window covers it
-    _, _, values = parse_gpm(window)
-    for code in {code for part in values if (code := refused(part)) is not None}:
-        yield Problem(subject=uuid, message=f"GPM refuses some metrics (NVML error {code})")
-    # NVLink's own counters cost the driver a call per sample: only where GPM is silent on them.
-    silent = number(values[8]) is None and number(values[9]) is None
-    nvlink = value(host, "FieldValues", uuid, *_NVLINK_FIELDS) if silent else None
-    yield gpm_row(uuid, window, value(host, "UtilizationRates", uuid), nvlink)
+    parsed = parse_gpm(window)
+    nvlink: Answer = None
+    if any(type(part) is not float for part in parsed[2]):
+        values = parsed[2]
+        for code in {code for part in values if (code := refused(part)) is not None}:
+            yield Problem(subject=uuid, message=f"GPM refuses some metrics (NVML error {code})")
+        # NVLink's own counters cost the driver a call per sample: only where GPM is silent on them.
+        if number(values[8]) is None and number(values[9]) is None:
+            nvlink = value(host, "FieldValues", uuid, *_NVLINK_FIELDS)
+    yield gpm_row(uuid, parsed, value(host, "UtilizationRates", uuid), nvlink)
 
 
 def _coarse(host: Host, uuid: str) -> Iterator[GpuActivity]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from whyidle.collect.collector import Collect, Collector, Problem
-from whyidle.collect.gpu_list import Gpu, Gpus, text, value, whole
+from whyidle.collect.gpu_list import LISTS, Gpu, Gpus, text, value, whole
 from whyidle.collect.numbers import whole as parse_whole
 from whyidle.host import Answer, Argument, Host, NvmlError
 from whyidle.schema import GpuInfo
@@ -102,7 +102,7 @@ def _row(host: Host, asker: _Asker, gpu: Gpu) -> GpuInfo:
         nvml_version=asker.system("NVMLVersion"),
         mig=None if mig is None else bool(mig),
         gpm=worked if isinstance(worked, bool) else None,
-        memory_total_bytes=whole(memory[0]) if isinstance(memory, tuple | list) else None,
+        memory_total_bytes=whole(memory[0]) if isinstance(memory, LISTS) else None,
         power_limit_milliwatts=whole(asker.ask("EnforcedPowerLimit")),
         max_sm_clock_megahertz=whole(asker.ask("MaxClockInfo", _CLOCK_SM)),
         max_memory_clock_megahertz=whole(asker.ask("MaxClockInfo", _CLOCK_MEMORY)),
@@ -114,14 +114,14 @@ def _row(host: Host, asker: _Asker, gpu: Gpu) -> GpuInfo:
 
 
 def _joined(capability: Answer) -> str | None:
-    if isinstance(capability, tuple | list) and len(capability) == 2:
+    if isinstance(capability, LISTS) and len(capability) == 2:
         return f"{capability[0]}.{capability[1]}"
     return None
 
 
 def _links(asker: _Asker) -> tuple[int | None, int | None]:
     fields = asker.ask("FieldValues", _NVLINK_COUNT_FIELD)
-    count = whole(fields[0]) if isinstance(fields, tuple | list) else None
+    count = whole(fields[0]) if isinstance(fields, LISTS) else None
     if count is None or not 0 <= count <= _LINKS_LIMIT:
         return None, None
     states = [whole(asker.ask("NvLinkState", link)) for link in range(count)]

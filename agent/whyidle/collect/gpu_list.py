@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from whyidle.collect.collector import NoData
 from whyidle.host import Answer, Argument, Host, NvmlError, NvmlUnavailableError
 
 # "Not supported" and "function not found": this GPU or this driver has no such value.
 ABSENT = frozenset({3, 13})
+# What a list of an answer is: a tuple, or a list where a journal gave it. A constant, because the
+# union of the two types is made anew wherever it is written out.
+LISTS: Final = (tuple, list)
 # Lost, reset required, not found: the GPU answers nothing else either.
 _GONE = frozenset({15, 16, 28})
 
@@ -24,11 +28,11 @@ class Gpu:
 
 def parse(answer: Answer) -> tuple[Gpu, ...]:
     """Return the GPUs of an answer to "gpus"."""
-    if not isinstance(answer, tuple | list):
+    if not isinstance(answer, LISTS):
         raise ValueError(f"gpus: {answer!r} is no list")
     found = []
     for item in answer:
-        if not isinstance(item, tuple | list) or len(item) != 3:
+        if not isinstance(item, LISTS) or len(item) != 3:
             raise ValueError(f"gpus: {item!r} is not (uuid, index, parent)")
         uuid, index, parent = item
         found.append(
@@ -102,7 +106,7 @@ def whole(answer: Answer) -> int | None:
 
 def number(answer: Answer) -> float | None:
     """Return an answer that is a number; None for any other."""
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
+    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         return float(answer)
     return None
 
@@ -114,6 +118,6 @@ def text(answer: Answer) -> str | None:
 
 def refused(answer: Answer) -> int | None:
     """Return NVML's code of a part of an answer that was refused, such as 4: no permission."""
-    if isinstance(answer, tuple | list) and len(answer) == 1:
+    if isinstance(answer, LISTS) and len(answer) == 1:
         return whole(answer[0])
     return None

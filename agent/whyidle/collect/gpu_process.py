@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from whyidle.collect.collector import Collect, Collector, Problem
-from whyidle.collect.gpu_list import Gpus, value, whole
+from whyidle.collect.gpu_list import LISTS, Gpus, value, whole
 from whyidle.collect.process_text import parse_stat
 from whyidle.host import Answer, Host, NvmlError
 from whyidle.schema import GpuProcess
@@ -23,8 +23,8 @@ _PERCENT = 100
 def parse_processes(answer: Answer) -> dict[int, int | None]:
     """Return memory in bytes by pid; a pid that is listed twice, as on two instances, is added."""
     found: dict[int, int | None] = {}
-    for item in answer if isinstance(answer, tuple | list) else ():
-        if not isinstance(item, tuple | list) or len(item) != 2 or whole(item[0]) is None:
+    for item in answer if isinstance(answer, LISTS) else ():
+        if not isinstance(item, LISTS) or len(item) != 2 or whole(item[0]) is None:
             raise ValueError(f"processes: {item!r} is not (pid, bytes)")
         pid, memory = int(str(item[0])), whole(item[1])
         before = found.get(pid)
@@ -39,8 +39,8 @@ def parse_utilization(answer: Answer, since_us: int) -> tuple[dict[int, float], 
     """
     latest: dict[int, tuple[int, float]] = {}
     newest = since_us
-    for item in answer if isinstance(answer, tuple | list) else ():
-        if not isinstance(item, tuple | list) or len(item) != 3:
+    for item in answer if isinstance(answer, LISTS) else ():
+        if not isinstance(item, LISTS) or len(item) != 3:
             raise ValueError(f"process utilization: {item!r} is not (pid, percent, us)")
         pid, percent, stamp = (whole(part) for part in item)
         if pid is None or percent is None or stamp is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from whyidle.collect.collector import Collect, Collector, Problem
-from whyidle.collect.gpu_list import Gpus, is_gone, number, refused, value, whole
+from whyidle.collect.gpu_list import LISTS, Gpus, is_gone, number, refused, value, whole
 from whyidle.host import Answer, Host, NvmlError
 from whyidle.schema import GpuState
 
@@ -53,7 +53,7 @@ def state_row(uuid: str, mono_ns: int, code: int, reading: Reading) -> GpuState:
     """Return the row; `code` is NVML's answer, with which all that was not read is None."""
     memory = reading.answers.get("memory")
     total, reserved, free, used = (
-        memory if isinstance(memory, tuple | list) and len(memory) == 4 else (None,) * 4
+        memory if isinstance(memory, LISTS) and len(memory) == 4 else (None,) * 4
     )
     del total, reserved
     pstate = reading.get("pstate")
@@ -126,7 +126,7 @@ def read(host: Host, uuid: str) -> tuple[int, Reading]:
     except NvmlError as error:
         reading.problems.append(Problem(subject=f"{uuid} FieldValues", message=str(error)))
         return (error.code if is_gone(error) else 0), reading
-    if isinstance(found, tuple | list):
+    if isinstance(found, LISTS):
         for (name, number_), answer in zip(FIELDS, found, strict=True):
             reading.answers[name] = answer
             if (code := refused(answer)) is not None:
