@@ -9,14 +9,14 @@ costs itself and not the file, and memory stays at a few blocks whatever the siz
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 import msgspec
-from isal import igzip, isal_zlib
+
+from whyidle_rules.trace.gunzip import MAGIC, Gunzip, GunzipError
 
 BLOCK_BYTES = 1 << 20  # decoded events of a block take about ten times this
 HEADER_BYTES_MAX = 64 << 20  # of what stands before the events, or of one event
@@ -26,13 +26,6 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _END = re.compile(rb"\}\s*\]")
 _SPACE = b" \t\r\n"
-_READ_ERRORS: tuple[type[Exception], ...] = (
-    EOFError,
-    OSError,
-    ValueError,
-    zlib.error,
-    cast("type[Exception]", isal_zlib.error),
-)
 
 T = TypeVar("T")
 
@@ -57,11 +50,9 @@ class Damage:
 def open_trace(path: Path) -> IO[bytes]:
     """Open a plain or gzip-compressed file, told apart by its first bytes; raises OSError."""
     raw = path.open("rb")
-    if raw.read(2) == b"\x1f\x8b":
-        raw.close()
-        return cast("IO[bytes]", igzip.open(path, "rb"))  # which closes what it opened itself
+    compressed = raw.read(len(MAGIC)) == MAGIC
     raw.seek(0)
-    return raw
+    return cast("IO[bytes]", Gunzip(raw)) if compressed else raw
 
 
 class EventStream:
@@ -106,9 +97,11 @@ class EventStream:
     def _block(self) -> bytes:
         try:
             block = self._source.read(BLOCK_BYTES)
-        except _READ_ERRORS as error:
-            kind = "it is cut off" if isinstance(error, EOFError) else "its compression is damaged"
-            self.damage.note(kind)
+        except GunzipError as error:
+            self.damage.note(str(error))
+            block = b""
+        except OSError as error:
+            self.damage.note(f"reading it failed ({(error.strerror or 'i/o error').lower()})")
             block = b""
         if not block:
             self._at_end = True
@@ -152,7 +145,13 @@ class EventStream:
         try:
             return self._decode(b"[" + piece + b"]")
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return None
+            pass
+        try:
+            piece.decode()
+        except UnicodeDecodeError:
+            # Names in another encoding: their odd characters are lost, the events are not.
+            return self._try(piece.decode(errors="replace").encode())
+        return None
 
     def _mend(self, rest: bytes) -> Iterator[Any]:
         """Decode a piece in which the array ends or an event is damaged.

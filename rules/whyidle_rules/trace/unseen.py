@@ -111,8 +111,7 @@ def _ranks(run: TraceRun, rules: Sequence[Rule]) -> list[NotSeen]:
         return [
             NotSeen(
                 what="how long ranks waited for each other",
-                why="several files are of the same rank, so they are not one run; diagnose each "
-                "run by itself",
+                why=f"{_same_rank(run)}, so the files are not one run; diagnose each run by itself",
                 rules=waiting,
             )
         ]
@@ -129,6 +128,16 @@ def _ranks(run: TraceRun, rules: Sequence[Rule]) -> list[NotSeen]:
             rules=waiting,
         )
     ]
+
+
+def _same_rank(run: TraceRun) -> str:
+    by_rank: dict[int, list[str]] = {}
+    for file in run.files:
+        if file.refusal is None and file.rank is not None:
+            by_rank.setdefault(file.rank, []).append(file.path.name)
+    rank, names = next(item for item in by_rank.items() if len(item[1]) > 1)
+    others = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"{names[0]} and {names[1]}{others} are both of rank {rank}"
 
 
 def _reading(rules: Sequence[Rule], *columns: str) -> list[str]:
