@@ -113,6 +113,19 @@ def test_pieces_follow_one_another_once_a_minute_and_never_share_a_name(tmp_path
     assert sum(read_piece(piece).blocks for piece in pieces) == 242
 
 
+def test_a_spool_that_nobody_takes_over_stays_within_its_limit(tmp_path: Path) -> None:
+    clock = VirtualClock(NS_PER_S)
+    writer = SpoolWriter(tmp_path, IDENTITY, clock, limit_bytes=20_000)
+    for second in range(60 * 30):
+        writer.write({NetLink: [link(second)]})
+        clock.advance(NS_PER_S)
+    writer.close()
+    pieces = sorted(tmp_path.iterdir())
+    assert 1 < len(pieces) < 10
+    assert sum(piece.stat().st_size for piece in pieces) < 30_000
+    assert values(read_piece(pieces[-1]), "net_link", "mono_ns")[-1] == 60 * 30 - 1
+
+
 def test_a_piece_cut_off_anywhere_keeps_every_whole_block(tmp_path: Path) -> None:
     path = written(tmp_path, 6)
     data = path.read_bytes()

@@ -109,7 +109,15 @@ class Keeper:
 
     def retain(self) -> None:
         """Delete the oldest segments until age, size and free space are as they should be."""
-        held = [path for folder in self._boots() for path in files(folder, SEGMENT)]
+        held = [
+            path
+            for folder in self._boots()
+            for path in (
+                *files(folder, SEGMENT),
+                *files(folder, DAMAGED),
+                *files(folder / "spool", DAMAGED),
+            )
+        ]
         held.sort(key=lambda path: path.name)  # by wall time: boots count monotonic time anew
         sizes = {path: path.stat().st_size for path in held}
         total = sum(sizes.values())

@@ -61,9 +61,23 @@ class _ChangedError(Exception):
 
 
 class Recording:
-    """Open recordings; `con` has the views. Use `run` for queries that damage must not stop."""
+    """Open recordings; `con` has the views.
 
-    __slots__ = ("_catalogs", "_exports", "_memory_limit", "_sources", "_threads", "con", "damaged")
+    Damage inside a segment shows only when a query reads that block. `run` does a piece of work,
+    and does it again without the damaged part; it may be called with another connection then.
+    """
+
+    __slots__ = (
+        "_catalogs",
+        "_dropped",
+        "_exports",
+        "_known_hash",
+        "_memory_limit",
+        "_sources",
+        "_threads",
+        "con",
+        "damaged",
+    )
 
     def __init__(
         self, sources: Sequence[str | Path], *, threads: int = 1, memory_limit: str = "2GB"
@@ -73,6 +87,8 @@ class Recording:
         self._memory_limit = memory_limit
         self._catalogs: list[_Catalog] = []
         self._exports: list[Path] = []
+        self._dropped: list[Damaged] = []
+        self._known_hash = known_hash()
         self.damaged: list[Damaged] = []
         self.con = connect(memory_limit=memory_limit, threads=threads)
         self._open()
@@ -119,17 +135,17 @@ class Recording:
         )
 
     def _open_found(self, found: Found) -> None:
-        known_damage = {damaged.path: damaged for damaged in self.damaged}
-        self._catalogs, self.damaged = [], list(known_damage.values())
+        dropped = {damaged.path for damaged in self._dropped}
+        self._catalogs, self.damaged = [], list(self._dropped)
         self._exports = found.exports
         for export in found.exports:
             version = (read_manifest(export) or {}).get("schema_version")
             if isinstance(version, int) and version > VERSION:
                 raise _newer(export, version)
         for path in found.segments:
-            if path not in known_damage:
+            if path not in dropped:
                 self._open_segment(path)
-        self._open_pieces([path for path in found.pieces if path not in known_damage])
+        self._open_pieces(found.pieces)
         for row in TABLES:
             self.con.execute(self._view(table_of(row)))
 
@@ -146,7 +162,7 @@ class Recording:
             return
         if info.schema_version > VERSION:
             raise _newer(path, info.schema_version)
-        known = info.schema_hash == known_hash()
+        known = info.schema_hash == self._known_hash
         shape = None if known else columns_of(self.con, name)
         self._catalogs.append(_Catalog(name=name, identity=info.identity, shape=shape, path=path))
 
@@ -206,7 +222,7 @@ class Recording:
         damaged = [Damaged(path=path, why=why) for path in paths if (why := verify(path))]
         if not damaged:
             return False
-        self.damaged += damaged
+        self._dropped += damaged
         self.con.close()
         self.con = connect(memory_limit=self._memory_limit, threads=self._threads)
         self._open()
