@@ -32,6 +32,8 @@ _DIGITS = 4
 # PCIe bytes, then NVLink payload over all links: see schema.GpuActivity for their widths.
 _PCIE_FIELDS = (197, 198)
 _NVLINK_FIELDS = (138, 139)
+# Where GPM tells, utilization is only there to compare with what other tools show.
+_COARSE_EVERY_NS = NS_PER_S
 # How many values an answer to "gpm" has: nvml_fast.GPM_METRICS.
 _METRICS = 10
 
@@ -136,22 +138,28 @@ def _kib(answer: Answer) -> int | None:
 def make() -> Collect:
     """Return the collector."""
     gpus = Gpus()
+    coarse_due_ns = 0
 
     def collect(host: Host) -> Iterator[GpuActivity | Problem]:
+        nonlocal coarse_due_ns
         listed = gpus.ask(host)
+        now_ns = host.clock.mono_ns()
+        coarse = now_ns >= coarse_due_ns
+        if coarse:
+            coarse_due_ns = now_ns + _COARSE_EVERY_NS
         split = {gpu.parent for gpu in listed}
         for gpu in listed:
             if gpu.uuid in split:
                 continue  # its MIG devices are what runs; the whole has no activity of its own
             try:
-                yield from _rows(host, gpu)
+                yield from _rows(host, gpu, coarse)
             except NvmlError as error:
                 yield Problem(subject=gpu.uuid, message=str(error))
 
     return collect
 
 
-def _rows(host: Host, gpu: Gpu) -> Iterator[GpuActivity | Problem]:
+def _rows(host: Host, gpu: Gpu, coarse: bool) -> Iterator[GpuActivity | Problem]:
     uuid = gpu.uuid
     try:
         window = host.nvml("gpm", uuid)
@@ -174,7 +182,8 @@ def _rows(host: Host, gpu: Gpu) -> Iterator[GpuActivity | Problem]:
         # NVLink's own counters cost the driver a call per sample: only where GPM is silent on them.
         if number(values[8]) is None and number(values[9]) is None:
             nvlink = value(host, "FieldValues", uuid, *_NVLINK_FIELDS)
-    yield gpm_row(uuid, parsed, value(host, "UtilizationRates", uuid), nvlink)
+    utilization = value(host, "UtilizationRates", uuid) if coarse else None
+    yield gpm_row(uuid, parsed, utilization, nvlink)
 
 
 def _coarse(host: Host, uuid: str) -> Iterator[GpuActivity]:

@@ -47,6 +47,7 @@ class Profile:
         "_told",
         "io_denied_ns",
         "kind",
+        "kind_seen",
         "parent_pid",
         "pid",
         "start_ns",
@@ -59,6 +60,8 @@ class Profile:
         self.start_ns = stat.start_ns
         self.parent_pid = stat.parent_pid
         self.kind: str | None = None
+        # What the kind was told from.
+        self.kind_seen: tuple[object, ...] = ()
         # When its I/O was refused last; None: it was not.
         self.io_denied_ns: int | None = None
         self.status = NO_STATUS
@@ -198,12 +201,16 @@ class Known:
     def kind_of(self, profile: Profile) -> str | None:
         """Return the kind of a process among its kin."""
         parent = self._profiles.get(profile.parent_pid)
-        return kind_of(
-            profile.facts,
-            parent=None if parent is None else parent.facts,
-            parent_kind=None if parent is None else parent.kind,
-            named_sibling=profile.parent_pid in self._naming_parents,
-        )
+        facts = None if parent is None else parent.facts
+        parent_kind = None if parent is None else parent.kind
+        named = profile.parent_pid in self._naming_parents
+        seen = (profile.facts, facts, parent_kind, named)
+        if seen != profile.kind_seen:
+            profile.kind_seen = seen
+            profile.kind = kind_of(
+                profile.facts, parent=facts, parent_kind=parent_kind, named_sibling=named
+            )
+        return profile.kind
 
     def blkio_delay_ns(self, stat: Stat) -> int | None:
         """Return the wait for block I/O, None where nothing counts it.

@@ -76,7 +76,8 @@ class GpuActivity:
         "Payload received over all links (field 139, KiB of the driver in bytes).", unit="bytes"
     )
     utilization_ratio: float | None = gauge(
-        "Time with a kernel resident, over the driver's own 1/6 s to 1 s.", unit="ratio"
+        "Time with a kernel resident, over the driver's own 1/6 s to 1 s; with GPM once a second.",
+        unit="ratio",
     )
     memory_utilization_ratio: float | None = gauge(
         "Time in which memory was read or written, over the same time.", unit="ratio"
