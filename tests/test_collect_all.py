@@ -16,7 +16,7 @@ from whyidle.collect import ALL
 from whyidle.collect.collector import Collect, NoData, Problem
 from whyidle.faults import ALL_FAULTS, FaultHost
 from whyidle.host import Answer, Argument, Host, LiveHost, NvmlError
-from whyidle.schema import TABLES, Process, ProcessInfo
+from whyidle.schema import TABLES, GpuActivity, Process, ProcessInfo
 from whyidle.table import Row, table_of
 
 UUIDS = ("GPU-a", "GPU-b")
@@ -136,13 +136,15 @@ def attempt(collect: Collect, host: Host) -> list[Row]:
 
 
 def told(rows: list[Row]) -> set[Any]:
-    """Rows without what is told in a rhythm of its own: profiles, and slow values of processes."""
+    """Rows without what is told in a rhythm of its own: profiles, and slow values."""
     return {_without_slow(row) for row in rows if not isinstance(row, ProcessInfo)}
 
 
 def _without_slow(row: Row) -> Row:
     if isinstance(row, Process):
         return replace(row, rss_bytes=None, voluntary_switches=None, involuntary_switches=None)
+    if isinstance(row, GpuActivity):
+        return replace(row, utilization_ratio=None, memory_utilization_ratio=None)
     return row
 
 
