@@ -104,6 +104,7 @@ CAUSES: tuple[Cause, ...] = (
         subcauses={
             "gc": "Python collected garbage",
             "launch_bound": "the host launched kernels more slowly than the GPU ran them",
+            "cpu_work": "the launching thread was long in operators or driver calls of its own",
             "main_thread": "the launching thread did something that nothing recorded",
             "synchronisation": "the host had waited for the GPU and only then went on launching",
             "logging": "the trainer was logging",

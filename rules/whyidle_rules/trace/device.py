@@ -15,7 +15,7 @@ import numpy.typing as npt
 from whyidle_rules.trace import intervals
 from whyidle_rules.trace.comm import CommKernels, comm_kernels
 from whyidle_rules.trace.decode import Columns
-from whyidle_rules.trace.gaps import HostSide, Piece
+from whyidle_rules.trace.gaps import Cut, HostSide, Piece, Pieces
 from whyidle_rules.trace.intervals import EMPTY, Ints
 from whyidle_rules.trace.names import Gpu
 
@@ -50,15 +50,6 @@ class Parts:
     def idle(self) -> int:
         """What is left of the window."""
         return self.window - self.compute - self.exposed_comm - self.exposed_copy
-
-
-@dataclass(slots=True)
-class Pieces:
-    """Stretches of idle time, sorted and disjoint; `gap_ns` is the whole gap around each."""
-
-    spans: Ints
-    kinds: npt.NDArray[np.int8]
-    gap_ns: Ints
 
 
 @dataclass(slots=True)
@@ -116,30 +107,13 @@ def _device(columns: Columns, rows: Ints, identity: int, host: HostSide) -> Devi
     exposed_comm = intervals.subtract(comm, compute)
     begin, finish = int(start[0]), int(end.max())
 
-    taken = kernels
-    spans, kinds = [], []
-    exposed_copy = []
-    for gpu_kind, piece in _COPY_PIECES:
-        copies = intervals.union(*_where(start, end, kind == gpu_kind))
-        exposed = intervals.subtract(copies, taken)
-        taken = intervals.merge(taken, copies)
-        exposed_copy.append(exposed)
-        # Copies of a checkpoint are a part of saving or loading it.
-        for phase in (Piece.CHECKPOINT_SAVE, Piece.CHECKPOINT_LOAD):
-            inside = host.within(exposed, phase)
-            spans.append(inside)
-            kinds.append(np.full(len(inside), phase, dtype=np.int8))
-            exposed = intervals.subtract(exposed, inside)
-        spans.append(exposed)
-        kinds.append(np.full(len(exposed), piece, dtype=np.int8))
-    copy = intervals.merge(*exposed_copy)
-    gaps = intervals.complement(taken, begin, finish)
-    gap_spans, gap_kinds = host.explain(gaps, start, launch)
-    spans.append(gap_spans)
-    kinds.append(gap_kinds)
-
-    before = intervals.union(*np.array([[min(host.begin, begin)], [begin]], dtype=np.int64))
-    prelude_spans, prelude_kinds = host.explain(before, start, launch)
+    cut = Cut()
+    copy = _exposed_copies(start, end, kind, kernels, host, cut)
+    gaps = intervals.complement(intervals.merge(kernels, copy), begin, finish)
+    host.explain(gaps, start, launch, cut)
+    before = intervals.complement(EMPTY, min(host.begin, begin), begin)
+    prelude = Cut()
+    host.explain(before, start, launch, prelude)
     empty = intervals.complement(kernels, begin, finish)
     parts = Parts(
         begin,
@@ -158,14 +132,34 @@ def _device(columns: Columns, rows: Ints, identity: int, host: HostSide) -> Devi
         steps=steps,
         compute=compute,
         exposed_comm=exposed_comm,
-        pieces=_pieces(spans, kinds, empty),
-        prelude=_pieces([prelude_spans], [prelude_kinds], before),
+        pieces=cut.pieces(empty),
+        prelude=prelude.pieces(before),
         comm=comm_kernels(
             columns, rows[communicating], launch.start[communicating], launch.thread[communicating]
         ),
         gpu_events=len(rows),
         unlaunched=int((launch.call < 0).sum()),
     )
+
+
+def _exposed_copies(
+    start: Ints, end: Ints, kind: npt.NDArray[np.int8], kernels: Ints, host: HostSide, cut: Cut
+) -> Ints:
+    """Return when copies and sets ran without a kernel, and add it to the cut by their kinds."""
+    taken = kernels
+    found = []
+    for gpu_kind, piece in _COPY_PIECES:
+        copies = intervals.union(*_where(start, end, kind == gpu_kind))
+        exposed = intervals.subtract(copies, taken)
+        taken = intervals.merge(taken, copies)
+        found.append(exposed)
+        # Copies of a checkpoint are a part of saving or loading it.
+        for phase in (Piece.CHECKPOINT_SAVE, Piece.CHECKPOINT_LOAD):
+            inside = host.within(exposed, phase)
+            cut.add(inside, phase)
+            exposed = intervals.subtract(exposed, inside)
+        cut.add(exposed, piece)
+    return intervals.merge(*found)
 
 
 def _where(start: Ints, end: Ints, mask: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
@@ -180,14 +174,3 @@ def _clipped(begin: int, end: int, compute: Ints, comm: Ints, copy: Ints) -> Par
         intervals.length_ns(intervals.clip(comm, begin, end)),
         intervals.length_ns(intervals.clip(copy, begin, end)),
     )
-
-
-def _pieces(spans: list[Ints], kinds: list[npt.NDArray[np.int8]], empty: Ints) -> Pieces:
-    all_spans = np.concatenate(spans) if spans else EMPTY
-    all_kinds = np.concatenate(kinds) if kinds else np.empty(0, dtype=np.int8)
-    order = np.argsort(all_spans[:, 0], kind="stable")
-    all_spans, all_kinds = all_spans[order], all_kinds[order]
-    around = np.searchsorted(empty[:, 0], all_spans[:, 0], side="right") - 1
-    lengths = empty[:, 1] - empty[:, 0]
-    gap_ns = lengths[around] if len(empty) else np.empty(0, dtype=np.int64)
-    return Pieces(all_spans, all_kinds, gap_ns)

@@ -31,10 +31,13 @@ CLOCK_SLACK_NS = 20_000
 # Python and the dispatcher take up to a few milliseconds from one launch to the next; a host that
 # is later than this was at something else. The rules of the launch group ask for the same length.
 LONG_GAP_NS = 5_000_000
+# A GPU takes 1 to 20 us from one queued kernel to the next; whatever holds one up for longer
+# (an event of another process, a callback of the host) is not recorded.
+KERNEL_GAP_MAX_NS = 100_000
 
 
 class Piece(IntEnum):
-    """What is known of a stretch of time; each but the UNSEEN ones is an evidence column."""
+    """What is known of a stretch of time; each but the UNSEEN ones and HELD is an evidence column."""
 
     UNSEEN = 0  # the launch is not recorded
     LATE_UNSEEN = 1  # the launch came late; nothing says what its thread did
@@ -53,16 +56,17 @@ class Piece(IntEnum):
     SILENT = 14
     LATENCY = 15
     QUEUED = 16
-    COPY_H2D_PAGEABLE = 17
-    COPY_H2D = 18
-    COPY_D2H = 19
-    COPY_DEVICE = 20
+    HELD = 17  # queued for longer than a GPU needs from one kernel to the next
+    COPY_H2D_PAGEABLE = 18
+    COPY_H2D = 19
+    COPY_D2H = 20
+    COPY_DEVICE = 21
     # Spinning, not empty: only communication runs.
-    TRANSFER = 21
-    WAIT = 22
-    EXPOSED = 23
-    POINT_TO_POINT = 24
-    WORKING = 25
+    TRANSFER = 22
+    WAIT = 23
+    EXPOSED = 24
+    POINT_TO_POINT = 25
+    WORKING = 26
 
 
 # The most specific first: a second that fits two kinds is the first one's.
@@ -78,6 +82,18 @@ _SPAN_PIECES: tuple[tuple[Host, Piece], ...] = (
     (Host.ALLOCATOR, Piece.ALLOCATOR),
     (Host.EVALUATION, Piece.EVALUATION),
 )
+
+
+@dataclass(slots=True)
+class Pieces:
+    """Stretches of time without a kernel, sorted and disjoint.
+
+    `gap_ns` is the length of the whole stretch around each.
+    """
+
+    spans: Ints
+    kinds: npt.NDArray[np.int8]
+    gap_ns: Ints
 
 
 @dataclass(slots=True)
@@ -128,13 +144,10 @@ class HostSide:
         thread = np.where(known, self._thread[call], -1)
         return Launches(call, start, end, thread)
 
-    def explain(
-        self, gaps: Ints, event_start: Ints, launch: Launches
-    ) -> tuple[Ints, npt.NDArray[np.int8]]:
+    def explain(self, gaps: Ints, event_start: Ints, launch: Launches, out: Cut) -> None:
         """Cut gaps into pieces of one kind each."""
-        out = _Cut()
         if len(gaps) == 0:
-            return out.result()
+            return
         # A gap ends where an event starts; of several that start there, a launched one counts.
         following = np.searchsorted(event_start, gaps[:, 1], side="left")
         following = np.minimum(following, len(event_start) - 1)
@@ -146,16 +159,17 @@ class HostSide:
         late = known & (launch.start[following] > gaps[:, 0])
         queued = known & (launch.end[following] <= gaps[:, 0])
 
-        out.add(gaps[queued], Piece.QUEUED)
+        short = gaps[:, 1] - gaps[:, 0] < KERNEL_GAP_MAX_NS
+        out.add(gaps[queued & short], Piece.QUEUED)
+        out.add(gaps[queued & ~short], Piece.HELD)
         out.add(gaps[known & ~queued & ~late], Piece.LATENCY)
         self._unseen(gaps[~known], out)
         threads = np.where(late, launch.thread[following], -1)
         for thread in np.unique(threads[late]):
             mine = threads == thread
             self._late(gaps[mine], launched[mine], int(thread), out)
-        return out.result()
 
-    def _unseen(self, gaps: Ints, out: _Cut) -> None:
+    def _unseen(self, gaps: Ints, out: Cut) -> None:
         """Before a launch that is not recorded, only a wait for data on any thread is telling."""
         rest = gaps
         for kind, piece in (
@@ -165,7 +179,7 @@ class HostSide:
             rest = out.take(rest, self._spans(kind, None), piece)
         out.add(rest, Piece.UNSEEN)
 
-    def _late(self, gaps: Ints, launched: Ints, thread: int, out: _Cut) -> None:
+    def _late(self, gaps: Ints, launched: Ints, thread: int, out: Cut) -> None:
         """Cut gaps before which `thread` launched late, by what it did instead."""
         mine = self._thread == thread
         waits = mine & (self._kind == Host.SYNC)
@@ -211,8 +225,8 @@ class HostSide:
         return intervals.union(start, end)
 
 
-class _Cut:
-    """Collects spans with their kinds."""
+class Cut:
+    """Collects spans with their kinds, in any order."""
 
     def __init__(self) -> None:
         self._spans: list[Ints] = []
@@ -232,11 +246,16 @@ class _Cut:
         self.add(intervals.intersect(spans, kind_spans), kind)
         return intervals.subtract(spans, kind_spans)
 
-    def result(self) -> tuple[Ints, npt.NDArray[np.int8]]:
-        """Return spans and kinds, unsorted."""
-        if not self._spans:
-            return EMPTY, np.empty(0, dtype=np.int8)
-        return np.concatenate(self._spans), np.concatenate(self._kinds)
+    def pieces(self, around: Ints) -> Pieces:
+        """Return everything that was added, sorted; each piece lies in one interval of `around`."""
+        spans = np.concatenate(self._spans) if self._spans else EMPTY
+        kinds = np.concatenate(self._kinds) if self._kinds else np.empty(0, dtype=np.int8)
+        order = np.argsort(spans[:, 0], kind="stable")
+        spans, kinds = spans[order], kinds[order]
+        if len(spans) == 0:
+            return Pieces(spans, kinds, np.empty(0, dtype=np.int64))
+        place = np.searchsorted(around[:, 0], spans[:, 0], side="right") - 1
+        return Pieces(spans, kinds, (around[:, 1] - around[:, 0])[place])
 
 
 def _columns(start: Ints, end: Ints) -> Ints:
