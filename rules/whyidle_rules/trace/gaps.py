@@ -37,7 +37,7 @@ KERNEL_GAP_MAX_NS = 100_000
 
 
 class Piece(IntEnum):
-    """What is known of a stretch of time; each but the UNSEEN ones and HELD is an evidence column."""
+    """What is known of a stretch of time; each but UNSEEN and HELD ones is an evidence column."""
 
     UNSEEN = 0  # the launch is not recorded
     LATE_UNSEEN = 1  # the launch came late; nothing says what its thread did

@@ -17,6 +17,9 @@ from whyidle_rules.trace.match import Matched, match
 from whyidle_rules.trace.spin import SpinPieces, Waits, cut, waits_of
 
 UNKNOWN_NODE = "unknown"
+# Clocks of nodes without time service differ by seconds; profiles that are further apart than this
+# are of two runs, even if both have a rank 0 and the same sequence numbers.
+APART_MAX_NS = 60_000_000_000
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class TraceRun:
     refused: list[FileTrace]
     world_size: int | None
     ranks_clash: bool
+    apart_ns: int  # between the end of one profile and the start of another; 0 where they overlap
 
 
 def assemble(files: Sequence[FileTrace]) -> TraceRun:
@@ -65,7 +69,8 @@ def assemble(files: Sequence[FileTrace]) -> TraceRun:
     devices_of = Counter(id(file) for file, _ in found)
     sizes = {file.world_size for file in usable if file.world_size is not None}
     world_size = max(sizes) if len(sizes) == 1 else None
-    comparable = len(found) > 1 and not clash and len(sizes) <= 1
+    apart_ns = _apart_ns([device for _, device in found])
+    comparable = len(found) > 1 and not clash and len(sizes) <= 1 and apart_ns <= APART_MAX_NS
     # A file of several GPUs is one process driving them all: its kernels name no rank of their own.
     kernels = [
         device.comm
@@ -87,7 +92,13 @@ def assemble(files: Sequence[FileTrace]) -> TraceRun:
             )
         )
     refused = [file for file in files if file.refusal is not None]
-    return TraceRun(gpus, matched, list(files), refused, world_size, clash)
+    return TraceRun(gpus, matched, list(files), refused, world_size, clash, apart_ns)
+
+
+def _apart_ns(devices: list[DeviceTrace]) -> int:
+    begin = max((device.parts.begin for device in devices), default=0)
+    end = min((device.parts.end for device in devices), default=0)
+    return max(0, begin - end)
 
 
 def _ranks(files: list[FileTrace]) -> tuple[dict[int, int | None], bool]:

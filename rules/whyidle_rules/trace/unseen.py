@@ -10,7 +10,7 @@ from whyidle_rules.diagnosis import NotSeen
 from whyidle_rules.report.words import duration, rank_list
 from whyidle_rules.rule import Rule
 from whyidle_rules.trace.gaps import Piece
-from whyidle_rules.trace.run import TraceRun
+from whyidle_rules.trace.run import APART_MAX_NS, TraceRun
 
 # Less than this share of all GPU time is not worth a line.
 WORTH_RATIO = 0.001
@@ -112,6 +112,15 @@ def _ranks(run: TraceRun, rules: Sequence[Rule]) -> list[NotSeen]:
             NotSeen(
                 what="how long ranks waited for each other",
                 why=f"{_same_rank(run)}, so the files are not one run; diagnose each run by itself",
+                rules=waiting,
+            )
+        ]
+    if run.apart_ns > APART_MAX_NS:
+        return [
+            NotSeen(
+                what="how long ranks waited for each other",
+                why=f"the profiles were taken {duration(run.apart_ns / 1e9)} apart, so the files "
+                "are not one run; diagnose each run by itself",
                 rules=waiting,
             )
         ]
