@@ -22,10 +22,10 @@ from world.trace_text import Dialect, trace_text
 from world.traces import simulate
 
 DIAGNOSE = (sys.executable, "-c", "import whyidle_rules.cli as c, sys; sys.exit(c.diagnose_main())")
-STEP_S = 20
+STEP_S = 60
 SLACK_S = 1e-6
 # A diagnosis names this many files that it could not use, and counts the others.
-TOGETHER = 16
+TOGETHER = 18
 PARTS = ("window", "compute", "exposed_comm", "exposed_copy", "idle")
 
 

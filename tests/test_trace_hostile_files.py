@@ -136,7 +136,7 @@ BOMBS: dict[str, tuple[bytes, bytes, bytes]] = {
 def test_a_bomb_stays_small_in_memory(kind: str, tmp_path: Path) -> None:
     head, filling, tail = BOMBS[kind]
     path = tmp_path / "bomb.json.gz"
-    megabytes = {"spaces_first": 2048, "objects": 64}.get(kind, 640)
+    megabytes = {"spaces_first": 2048, "objects": 32}.get(kind, 256)
     _bomb(path, head, filling, tail, megabytes)
     outcome, peak_kb = process(tmp_path, "--json", path)
     if kind == "objects":
@@ -182,12 +182,11 @@ def test_names_that_are_no_text_are_printed_all_the_same(text: str, tmp_path: Pa
     name = os.fsencode(tmp_path) + b"/rank-\xff-\xc3(.json"
     with open(name, "wb") as out:  # noqa: PTH123
         out.write(text.encode()[:-5000])
-    for locale in ("C", "C.UTF-8"):
+    for locale, form in (("C", ["--json"]), ("C", []), ("C.UTF-8", [])):
         more = {"LC_ALL": locale, "PYTHONIOENCODING": "", "PYTHONUTF8": "0"}
-        for form in (["--json"], []):
-            outcome, _ = process(tmp_path, *form, name, environment=more)
-            assert outcome.code in (0, 1), outcome.stderr
-            assert "Traceback" not in outcome.stderr
+        outcome, _ = process(tmp_path, *form, name, environment=more)
+        assert outcome.code in (0, 1), outcome.stderr
+        assert "Traceback" not in outcome.stderr
 
 
 def test_names_in_a_trace_cannot_drive_the_terminal(text: str, tmp_path: Path) -> None:

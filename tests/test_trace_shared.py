@@ -51,17 +51,27 @@ def _diagnosed(*sources: Path) -> dict[str, Any]:
     return diagnosis(*sources)
 
 
+@functools.cache
+def _read(path: Path) -> independent.Trace:
+    return independent.read(path)
+
+
+@functools.cache
+def _parts(path: Path) -> independent.Parts | None:
+    return independent.partition(_read(path).events)
+
+
 def _traces(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json.gz"))
 
 
-def _check_parts(gpu: dict[str, Any], trace: independent.Trace) -> None:
-    expected = independent.partition(trace.events)
+def _check_parts(gpu: dict[str, Any], path: Path) -> None:
+    expected = _parts(path)
     assert expected is not None
     for part in ("window", "compute", "exposed_comm", "exposed_copy", "idle"):
         difference = gpu["trace"][f"{part}_s"] - getattr(expected, f"{part}_ns") / 1e9
         slack = WHOLE * expected.window_ns / 1e9
-        assert abs(difference) <= slack, (trace.source, part, gpu["trace"], expected)
+        assert abs(difference) <= slack, (path, part, gpu["trace"], expected)
 
 
 @pytest.mark.parametrize("name", ONE_RUN)
@@ -70,20 +80,19 @@ def test_parts_of_each_rank_of_a_run(name: str) -> None:
     found = gpus_by_rank(_diagnosed(*_traces(folder)))
     assert len(found) == len(_traces(folder))
     for path in _traces(folder):
-        trace = independent.read(path)
-        assert trace.rank is not None
-        _check_parts(found[trace.rank], trace)
+        rank = _read(path).rank
+        assert rank is not None
+        _check_parts(found[rank], path)
 
 
 @pytest.mark.parametrize("name", APART)
 def test_parts_of_each_trace_that_stands_alone(name: str) -> None:
     for path in _traces(_folder(name)):
-        trace = independent.read(path)
-        if not trace.events:
+        if not _read(path).events:
             assert diagnosis(path)["gpus"] == []
             continue
         (gpu,) = _diagnosed(path)["gpus"]
-        _check_parts(gpu, trace)
+        _check_parts(gpu, path)
 
 
 @pytest.mark.parametrize("name", ONE_RUN + APART)
@@ -94,8 +103,7 @@ def test_the_independent_computation_agrees_with_the_recorded_one(name: str) -> 
     """
     folder = _folder(name)
     for entry in _expected(folder)["ranks"]:
-        trace = independent.read(folder / entry["file"])
-        parts = independent.partition(trace.events)
+        parts = _parts(folder / entry["file"])
         if parts is None:
             assert entry["gpu_events"] == 0
             continue
@@ -131,7 +139,7 @@ def test_waits_equal_the_independent_ones(name: str) -> None:
     folder = _folder(name)
     paths = _traces(folder)
     found = _matrix(_diagnosed(*paths))
-    expected = independent.wait_matrix(independent.read(path) for path in paths)
+    expected = independent.wait_matrix(_read(path) for path in paths)
     for rank, row in expected.items():
         for late in row.keys() | found[rank].keys():
             wait_s, seconds = row.get(late, 0) / 1e9, found[rank].get(late, 0.0)
@@ -149,7 +157,7 @@ def test_waits_of_overlapping_exchanges_stay_within_the_independent_ones(name: s
     """Exchanges of several streams overlap here: who owns a shared second is a matter of rule."""
     paths = _traces(_folder(name))
     found = _matrix(_diagnosed(*paths))
-    most = independent.wait_matrix((independent.read(path) for path in paths), exposed=False)
+    most = independent.wait_matrix((_read(path) for path in paths), exposed=False)
     for rank in (0, 1, 3):
         for late, seconds in found[rank].items():
             assert seconds <= most[rank].get(late, 0) / 1e9 + 1e-3, (rank, late)
