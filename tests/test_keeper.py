@@ -106,6 +106,24 @@ def test_hours_are_merged_and_every_column_says_what_it_means(
     con.close()
 
 
+def test_an_hour_is_merged_once_the_next_has_begun(tmp_path: Path) -> None:
+    clock = VirtualClock(3470 * NS_PER_S)
+    machine = Machine(4, clock=clock)
+    sample(tmp_path, SOURCES, lambda collector: machine, machine, clock, 250)
+    wanted = everything(tmp_path)
+    pieces = files(tmp_path / FOLDER / "spool", PIECE)
+    starts = [begin // 1000 for path in pieces for begin, _ in (span(path) or (0, 0),)]
+    assert starts == [3471, 3531, 3591, 3651, 3711]
+    keeper(tmp_path).cycle(drain=True)
+    segments = files(tmp_path / FOLDER, SEGMENT)
+    assert [span(path) for path in segments] == [
+        (span(pieces[0])[0], span(pieces[2])[0]),  # type: ignore[index]
+        span(pieces[3]),
+        span(pieces[4]),
+    ]
+    assert without_itself(everything(tmp_path)) == wanted
+
+
 def test_segments_can_be_read_by_the_oldest_duckdb_that_is_supported(
     spooled: Path, tmp_path: Path
 ) -> None:

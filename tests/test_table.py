@@ -91,4 +91,6 @@ def test_the_statements_make_a_table_that_explains_itself() -> None:
 
 def test_the_reference_page_is_what_the_declarations_say() -> None:
     page = ROOT / "docs" / "tables.md"
-    assert page.read_text(encoding="utf-8") == markdown(tables()), "run: make docs"
+    assert page.read_text(encoding="utf-8") == markdown(tables()), (
+        "run: whyidle tables --markdown > docs/tables.md"
+    )

@@ -69,7 +69,7 @@ def _add_record(subparsers: Subparsers) -> None:
         run_record,
     )
     _add_recording_options(parser, "./whyidle-<utc>")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD ...")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- CMD ...")
 
 
 def _add_agent(subparsers: Subparsers) -> None:
@@ -132,7 +132,7 @@ def run_record(args: argparse.Namespace) -> int:
     """Record the node for the life of a command."""
     from whyidle.record import Options, default_folder, record
 
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    command = args.words[1:] if args.words[:1] == ["--"] else args.words
     if not command:
         raise UserError("there is no command to record: write whyidle record -- CMD ...")
     clock = SystemClock()

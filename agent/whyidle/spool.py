@@ -225,7 +225,8 @@ class SpoolWriter:
         self._folder = folder
         self._identity = identity
         self._clock = clock
-        self._rotate_ns = int(rotate_s * NS_PER_S)
+        # Blocks come a second apart, give or take: half of one early is the sixtieth, not the next.
+        self._rotate_ns = int((rotate_s - 0.5) * NS_PER_S)
         self._encoder = Encoder()
         self._fd = -1
         self._began_ns = 0
