@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from whyidle.errors import UserError
 
@@ -36,8 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             "diagnose", help="explain a recorded run", description=_ABOUT, allow_abbrev=False
         )
     )
+    from whyidle import commands as agent
     from whyidle_rules import rules_cli
 
+    agent.add_parsers(cast("agent.Subparsers", commands))
+    _sample_options(
+        commands.add_parser(
+            "sample-trace",
+            help="write traces as the 8 Hz recording that the agent would have made",
+            description="Write profiler traces as the recording that the agent would have made of "
+            "the same seconds, to compare what samples can tell with what is exact.",
+            allow_abbrev=False,
+        )
+    )
     rules_cli.add_parser(commands)
     return _guarded(lambda: _dispatch(parser.parse_args(argv)))
 
@@ -87,6 +98,24 @@ def _diagnose_options(parser: argparse.ArgumentParser) -> None:
         help="also use the rules in DIR; a rule of the same id replaces a built-in one",
     )
     parser.set_defaults(run=_diagnose)
+
+
+def _sample_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", nargs="+", metavar="SOURCE", help="trace, folder or glob")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", required=True, help="recording to write"
+    )
+    parser.add_argument(
+        "--hz", type=_rate, default=8.0, help="windows a second, 0.1 to 1000 (default: 8)"
+    )
+    parser.set_defaults(run=_sample)
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 1000")
+    return value
 
 
 def _dispatch(args: argparse.Namespace) -> int:
@@ -139,6 +168,19 @@ def _diagnose_traces(args: argparse.Namespace, files: Sequence[FileTrace]) -> in
     else:
         _print_report(args, found)
     return 1 if any(finding.severity != "info" for finding in found.findings) else 0
+
+
+def _sample(args: argparse.Namespace) -> int:
+    from whyidle_rules import sources
+    from whyidle_rules.trace.sample import write
+
+    files = write(sources.trace_files(args.source), args.output, args.hz)
+    used = [file for file in files if file.devices]
+    for file in files:
+        if file.refusal:
+            sys.stderr.write(f"{file.path}: {file.refusal}; left out.\n")
+    sys.stdout.write(f"{args.output}: {len(used)} trace(s), sampled {args.hz:g} times a second.\n")
+    return 0
 
 
 def _print_report(args: argparse.Namespace, found: Diagnosis) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import duckdb
 
 from whyidle_rules.diagnosis import NotSeen
-from whyidle_rules.report.words import duration, rank_list
+from whyidle_rules.report.words import duration, listing, rank_list
 from whyidle_rules.rule import Rule
 from whyidle_rules.trace.gaps import Piece
 from whyidle_rules.trace.run import APART_MAX_NS, TraceRun
 
 # Less than this share of all GPU time is not worth a line.
 WORTH_RATIO = 0.001
-FILES_NAMED_MAX = 20
+FILES_NAMED_MAX = 8
 
 
 def not_seen(con: duckdb.DuckDBPyConnection, run: TraceRun, rules: Sequence[Rule]) -> list[NotSeen]:
@@ -78,13 +78,12 @@ def not_seen(con: duckdb.DuckDBPyConnection, run: TraceRun, rules: Sequence[Rule
 
 
 def _files(run: TraceRun) -> list[NotSeen]:
+    by_reason: dict[str, list[str]] = {}
+    for file in run.refused:
+        by_reason.setdefault(file.refusal or "", []).append(file.path.name)
     found = [
-        NotSeen(what=file.path.name, why=file.refusal or "", rules=[])
-        for file in run.refused[:FILES_NAMED_MAX]
+        NotSeen(what=_named(names), why=reason, rules=[]) for reason, names in by_reason.items()
     ]
-    if len(run.refused) > FILES_NAMED_MAX:
-        more = len(run.refused) - FILES_NAMED_MAX
-        found.append(NotSeen(what=f"{more} more files", why="they are no traces", rules=[]))
     for file in run.files:
         if file.refusal is None and file.problems:
             found.append(
@@ -103,6 +102,12 @@ def _files(run: TraceRun) -> list[NotSeen]:
                 )
             )
     return found
+
+
+def _named(names: list[str]) -> str:
+    if len(names) > FILES_NAMED_MAX:
+        names = [*names[:FILES_NAMED_MAX], f"{len(names) - FILES_NAMED_MAX} more files"]
+    return listing(names)
 
 
 def _ranks(run: TraceRun, rules: Sequence[Rule]) -> list[NotSeen]:
