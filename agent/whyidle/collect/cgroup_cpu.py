@@ -26,31 +26,41 @@ from whyidle.host import Host
 from whyidle.schema import CgroupCpu, Pressure
 
 _MOUNTS = "sys/fs/cgroup"
-# Quotas are set when a job starts; levels without one are looked at again this often.
-_QUOTA_EVERY_NS = 10 * NS_PER_S
+# Quotas and cgroups are set when a job starts: looked at again this often.
+_AGAIN_NS = 10 * NS_PER_S
 _OUTSIDE = "lies outside the agent's own cgroup namespace: run the agent in that of the host"
 
 
-class _Quotas:
-    """Quota and period by directory, kept for ten seconds."""
+class _Kept:
+    """What rarely changes, kept for ten seconds: quotas by directory, memberships by pid."""
 
-    __slots__ = ("_asked_ns", "_kept")
+    __slots__ = ("_asked_ns", "_members", "_quotas")
 
     def __init__(self) -> None:
         self._asked_ns: int | None = None
-        self._kept: dict[str, tuple[int | None, int | None]] = {}
+        self._quotas: dict[str, tuple[int | None, int | None]] = {}
+        self._members: dict[int, Membership] = {}
 
     def begin(self, now_ns: int) -> None:
         """Let go of what is too old."""
-        if self._asked_ns is None or now_ns - self._asked_ns >= _QUOTA_EVERY_NS:
+        if self._asked_ns is None or now_ns - self._asked_ns >= _AGAIN_NS:
             self._asked_ns = now_ns
-            self._kept.clear()
+            self._quotas.clear()
+            self._members.clear()
 
-    def of(self, host: Host, directory: str, version: int) -> tuple[int | None, int | None]:
+    def quota(self, host: Host, directory: str, version: int) -> tuple[int | None, int | None]:
         """Return quota and period in ns; the root has neither."""
-        if directory not in self._kept:
-            self._kept[directory] = _read_quota(host, directory, version)
-        return self._kept[directory]
+        if directory not in self._quotas:
+            self._quotas[directory] = _read_quota(host, directory, version)
+        return self._quotas[directory]
+
+    def members(self, host: Host, pids: set[int]) -> set[Membership]:
+        """Return the cgroups of processes; one that ended has none."""
+        for pid in pids - self._members.keys():
+            member = _membership(host, pid)
+            if member is not None:
+                self._members[pid] = member
+        return {self._members[pid] for pid in pids & self._members.keys()}
 
 
 def _read_quota(host: Host, directory: str, version: int) -> tuple[int | None, int | None]:
@@ -66,15 +76,15 @@ def _read_quota(host: Host, directory: str, version: int) -> tuple[int | None, i
 
 def make() -> Collect:
     """Return the collector."""
-    quotas = _Quotas()
+    kept = _Kept()
 
     def collect(host: Host) -> Iterator[CgroupCpu | Pressure | Problem]:
         gpu, commands = watched_pids(host)
         if gpu is None and not commands:
             raise NoData("no process is watched: NVML lists none and no command is recorded")
-        quotas.begin(host.clock.mono_ns())
+        kept.begin(host.clock.mono_ns())
         told: set[tuple[int, str]] = set()
-        for member in sorted(_memberships(host, {*(gpu or ()), *commands}), key=_order):
+        for member in sorted(kept.members(host, {*(gpu or ()), *commands}), key=_order):
             if ".." in member.path.split("/"):
                 yield Problem(subject=member.path, message=_OUTSIDE)
                 continue
@@ -83,7 +93,7 @@ def make() -> Collect:
                 if (member.version, level) in told:
                     continue
                 try:
-                    rows = _rows(host, quotas, member, mount, level)
+                    rows = _rows(host, kept, member, mount, level)
                 except (OSError, ValueError) as error:
                     yield Problem(subject=level, message=str(error))
                     continue
@@ -98,17 +108,12 @@ def _order(member: Membership) -> tuple[int, str]:
     return member.version, member.path
 
 
-def _memberships(host: Host, pids: set[int]) -> set[Membership]:
-    found = set()
-    for pid in pids:
-        try:
-            member = parse_membership(host.read(f"proc/{pid}/cgroup"))
-        except (FileNotFoundError, ProcessLookupError):
-            host.forget(f"proc/{pid}/cgroup")  # it ended; who watches it has noticed or will
-            continue
-        if member is not None:
-            found.add(member)
-    return found
+def _membership(host: Host, pid: int) -> Membership | None:
+    try:
+        data = host.read_bytes(f"proc/{pid}/cgroup", keep=False)
+        return parse_membership(data.decode("utf-8", "surrogateescape"))
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # it ended; who watches it has noticed or will
 
 
 def _mount(host: Host, member: Membership) -> str:
@@ -126,11 +131,11 @@ def _mount(host: Host, member: Membership) -> str:
 
 
 def _rows(
-    host: Host, quotas: _Quotas, member: Membership, mount: str, level: str
+    host: Host, kept: _Kept, member: Membership, mount: str, level: str
 ) -> list[CgroupCpu | Pressure]:
     directory = f"{mount}{level}".rstrip("/")
     own = level == member.path
-    quota_ns, period_ns = quotas.of(host, directory, member.version)
+    quota_ns, period_ns = kept.quota(host, directory, member.version)
     if quota_ns is None and not own:
         return []
     stat = parse_cpu_stat(host.read(f"{directory}/cpu.stat"))

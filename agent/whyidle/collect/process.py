@@ -71,12 +71,11 @@ def make() -> Collect:
 
 def _read(host: Host, known: Known, pid: int) -> tuple[Process, ProcessInfo | None]:
     """Return the rows of a process; raises FileNotFoundError, ProcessLookupError when it ended."""
-    directory = f"proc/{pid}"
-    stat = parse_stat(host.read_bytes(f"{directory}/stat"))
+    stat = parse_stat(host.read_bytes(f"proc/{pid}/stat"))
     profile = known.meet(pid, stat)
-    run_ns, delay_ns = _schedstat(host, directory)
-    rchar, wchar, read, write = _io(host, directory, profile)
-    status = _status(host, directory, profile)
+    run_ns, delay_ns = _schedstat(host, profile)
+    rchar, wchar, read, write = _io(host, profile)
+    status = _status(host, profile)
     mono_ns = host.clock.mono_ns()
     info = profile.learn(host, known, stat, mono_ns)
     process = Process(
@@ -86,7 +85,7 @@ def _read(host: Host, known: Known, pid: int) -> tuple[Process, ProcessInfo | No
         parent_pid=stat.parent_pid,
         kind=profile.kind,
         state=stat.state,
-        wait_channel=None if stat.state == "R" else _wait_channel(host, directory),
+        wait_channel=None if stat.state == "R" else _wait_channel(host, profile),
         user_ns=stat.user_ns,
         system_ns=stat.system_ns,
         main_run_ns=run_ns,
@@ -109,7 +108,7 @@ def _read(host: Host, known: Known, pid: int) -> tuple[Process, ProcessInfo | No
     return process, info
 
 
-def _status(host: Host, directory: str, profile: Profile) -> Status:
+def _status(host: Host, profile: Profile) -> Status:
     """Return status when it is due; it costs as much as the other files together."""
     now_ns = host.clock.mono_ns()
     if now_ns < profile.status_due_ns:
@@ -118,28 +117,26 @@ def _status(host: Host, directory: str, profile: Profile) -> Status:
     wait_ns = _STATUS_EVERY_NS if profile.status_due_ns else profile.pid % 5 * NS_PER_S + 1
     profile.status_due_ns = now_ns + wait_ns
     try:
-        found = parse_status(host.read_bytes(f"{directory}/status"), profile.status)
+        found = parse_status(host.read_bytes(profile.paths.status), profile.status)
     except FileNotFoundError:
         return NO_STATUS  # it ended just now, or a recorded tree is without it
     profile.status = found
     return found
 
 
-def _schedstat(host: Host, directory: str) -> tuple[int | None, int | None]:
+def _schedstat(host: Host, profile: Profile) -> tuple[int | None, int | None]:
     try:
-        return parse_schedstat(host.read_bytes(f"{directory}/schedstat"))
+        return parse_schedstat(host.read_bytes(profile.paths.schedstat))
     except FileNotFoundError:
         return None, None  # CONFIG_SCHED_INFO is off
 
 
-def _io(
-    host: Host, directory: str, profile: Profile
-) -> tuple[int | None, int | None, int | None, int | None]:
+def _io(host: Host, profile: Profile) -> tuple[int | None, int | None, int | None, int | None]:
     now_ns = host.clock.mono_ns()
     if profile.io_denied_ns is not None and now_ns - profile.io_denied_ns < _DENIED_NS:
         return None, None, None, None
     try:
-        found = parse_io(host.read_bytes(f"{directory}/io"))
+        found = parse_io(host.read_bytes(profile.paths.io))
     except PermissionError:
         profile.io_denied_ns = now_ns
         return None, None, None, None
@@ -149,9 +146,9 @@ def _io(
     return found
 
 
-def _wait_channel(host: Host, directory: str) -> str | None:
+def _wait_channel(host: Host, profile: Profile) -> str | None:
     try:
-        name = host.read(f"{directory}/wchan")
+        name = host.read(profile.paths.wchan)
     except OSError:
         return None  # refused by some hardened kernels
     # The kernel prints 0 for a task that runs, and for one that we may not look at.

@@ -6,6 +6,8 @@ they are read when a process is met, when its name changes, and once a minute.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from whyidle.clock import NS_PER_S
 from whyidle.collect.cgroup_text import parse_membership
 from whyidle.collect.process_kind import (
@@ -34,6 +36,15 @@ _THREADS_LIMIT = 512
 _DELAY_EVERY_NS = 10 * NS_PER_S
 
 
+class Paths(NamedTuple):
+    """The files of a process that are read each time, spelled once."""
+
+    schedstat: str
+    io: str
+    status: str
+    wchan: str
+
+
 class Profile:
     """A watched process: identity, facts, and the last row that told of them."""
 
@@ -49,6 +60,7 @@ class Profile:
         "kind",
         "kind_seen",
         "parent_pid",
+        "paths",
         "pid",
         "start_ns",
         "status",
@@ -57,6 +69,7 @@ class Profile:
 
     def __init__(self, pid: int, stat: Stat) -> None:
         self.pid = pid
+        self.paths = Paths(*(f"proc/{pid}/{name}" for name in Paths._fields))
         self.start_ns = stat.start_ns
         self.parent_pid = stat.parent_pid
         self.kind: str | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from whyidle.collect.cpu import TICK_NS
 from whyidle.collect.numbers import after, whole, wholes
@@ -48,9 +49,11 @@ _SLURM_JOB = re.compile(r"/job_(\d+)(?:/|$)")
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f_-]{27})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stat:
-    """/proc/PID/stat; times in ns, sizes in pages. None: this kernel does not print it."""
+class Stat(NamedTuple):
+    """/proc/PID/stat; times in ns. None: this kernel does not print it.
+
+    A named tuple is made in a third of a frozen dataclass's time, and one is made for each reading.
+    """
 
     comm: str
     state: str
