@@ -88,15 +88,21 @@ def decode(piece: bytes) -> Batch:
         return batch
 
 
+_TENS = (0, 100, 10, 1)  # nanoseconds of the last digit of a fraction of so many
+
+
 def nanoseconds(raw: msgspec.Raw) -> int:
     """Return microseconds in JSON text as whole nanoseconds; raises ValueError."""
     text = bytes(raw)
-    integer, _, fraction = text.partition(b".")
-    if len(fraction) <= 3 and integer[:1] != b"-":
-        try:
-            return int(integer) * 1000 + (int(fraction.ljust(3, b"0")) if fraction else 0)
-        except ValueError:
-            pass
+    dot = text.find(b".")
+    try:
+        if dot < 0:
+            return int(text) * 1000
+        digits = len(text) - dot - 1
+        if digits <= 3 and text[:1] != b"-":
+            return int(text[:dot]) * 1000 + int(text[dot + 1 :]) * _TENS[digits]
+    except ValueError:
+        pass
     try:
         value = Decimal(text.decode("ascii").strip('"')) * 1000
         if not value.is_finite() or abs(value) > TIME_MAX_NS:
@@ -168,6 +174,7 @@ class Columns:
     events: int = 0
     bad_times: int = 0
     has_python: bool = False
+    has_gc: bool = False
 
 
 class Collector:
@@ -348,6 +355,8 @@ class Collector:
         columns.span_end.append(end)
         columns.span_thread.append(thread)
         columns.span_kind.append(kind)
+        if kind is Host.GC:
+            columns.has_gc = True
 
     def _overhead(self, event: Event, start: int, end: int) -> None:
         self._span(Host.PROFILER, self._thread(event), start, end)

@@ -19,7 +19,6 @@ from typing import Any
 from whyidle_rules.trace import decode
 from whyidle_rules.trace.decode import NO_VALUE, TIME_MAX_NS, Columns
 from whyidle_rules.trace.device import DeviceTrace, analyse
-from whyidle_rules.trace.names import Host
 from whyidle_rules.trace.stream import EventStream, NotATrace, open_trace
 
 # tensorboard_trace_handler names files <host>_<pid>.<time>.pt.trace.json
@@ -210,7 +209,7 @@ def _fill(trace: FileTrace, stream: EventStream) -> Columns:
     trace.has_operators = len(columns.op_start) > 0
     trace.has_calls = len(columns.call_start) > 0
     trace.has_python = columns.has_python
-    trace.has_gc = any(kind == Host.GC for kind in columns.span_kind)
+    trace.has_gc = columns.has_gc
     trace.problems.extend(stream.damage.notes)
     for count, what in (
         (stream.damage.events, "damaged"),
