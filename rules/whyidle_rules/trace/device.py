@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from whyidle_rules.trace import intervals
+from whyidle_rules.trace.columns import Columns
 from whyidle_rules.trace.comm import CommKernels, comm_kernels
-from whyidle_rules.trace.decode import Columns
 from whyidle_rules.trace.gaps import Cut, HostSide, Piece, Pieces
 from whyidle_rules.trace.intervals import EMPTY, Ints
 from whyidle_rules.trace.names import Gpu

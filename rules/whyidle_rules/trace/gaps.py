@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whyidle_rules.trace import intervals
-from whyidle_rules.trace.decode import NO_VALUE, TIME_MAX_NS, Columns
+from whyidle_rules.trace.columns import NO_VALUE, TIME_MAX_NS, Columns
 from whyidle_rules.trace.intervals import EMPTY, Ints
 from whyidle_rules.trace.names import Host
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whyidle_rules.trace import decode
-from whyidle_rules.trace.decode import NO_VALUE, TIME_MAX_NS, Columns
+from whyidle_rules.trace.columns import NO_VALUE, TIME_MAX_NS, Columns
 from whyidle_rules.trace.device import DeviceTrace, analyse
 from whyidle_rules.trace.stream import EventStream, NotATrace, open_trace
 

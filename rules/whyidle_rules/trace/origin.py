@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whyidle_rules.trace import intervals
-from whyidle_rules.trace.decode import TIME_MAX_NS
+from whyidle_rules.trace.columns import TIME_MAX_NS
 from whyidle_rules.trace.fill import Filled
 from whyidle_rules.trace.gaps import Piece
 from whyidle_rules.trace.intervals import Ints
