@@ -49,7 +49,7 @@ _COMMUNICATION = re.compile(
       ^(void\s+)?(nccl|rccl|msccl|mscclpp)[A-Za-z_]*Kernel         # ncclDevKernel_AllReduce_...
     | \bnccl(x)?(Dev)?(Kernel|RedOp)
     | \bnvshmem                                                     # NVSHMEM's own kernels
-    | \b(deep_)?ep::(internode|intranode|internode_ll|layout|legacy)[A-Za-z_]*::
+    | \b(deep_)?ep::(internode|intranode|internode_ll)[A-Za-z_]*::
     | \b(internode|intranode|internode_ll)::(dispatch|combine|notify|cached_notify|clean)
     | (^|::|\s)(low_latency|notify|cached_notify)_(dispatch|combine)
     | cross_device_reduce                                           # vLLM and SGLang, 1 and 2 stage
