@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,8 @@ from trees import damaged, gather, host_of, shared, write
 from whyidle.clock import SystemClock, VirtualClock
 from whyidle.collect.collector import NoData, Problem
 from whyidle.collect.net_link import NET_LINK, parse, parse_operstate, parse_speed
-from whyidle.live import live_host
+from whyidle.host import Asker, LiveHost
+from whyidle.live import Watched, live_host
 
 HEAD = "Inter-|   Receive   |  Transmit\n face |bytes ...\n"
 ETH = "  eth0: 1000 10 1 2 0 0 0 0 2000 20 3 4 0 0 0 0\n"
@@ -89,6 +93,70 @@ def test_damage_never_ends_the_run() -> None:
 def test_no_network_is_no_data(tmp_path: Path) -> None:
     with pytest.raises(NoData, match="no network"):
         gather(NET_LINK.make(), host_of(tmp_path))
+
+
+def test_a_rank_in_a_namespace_of_its_own(tmp_path: Path) -> None:
+    machine(tmp_path, HEAD + LO + ETH, physical=("eth0",))
+    write(tmp_path, {"proc/7/net/dev": HEAD + VETH, "proc/8/net/dev": HEAD + VETH})
+    inodes = {0: 1, 6: 1, 7: 99, 8: 99}
+    host = LiveHost(
+        str(tmp_path),
+        VirtualClock(0),
+        askers={
+            "watched": lambda: {"gpu": (6, 7, 8), "commands": ()},
+            "net_namespace": lambda pid: inodes[pid],
+        },
+    )
+    rows, problems = gather(NET_LINK.make(), host)
+    assert problems == []
+    found = [(row.namespace, row.interface, row.up) for row in rows]
+    assert found == [("", "lo", None), ("", "eth0", True), ("99", "veth1", None)]
+
+
+def test_namespaces_that_may_not_be_looked_at_are_a_problem(tmp_path: Path) -> None:
+    machine(tmp_path, HEAD + ETH, physical=("eth0",))
+
+    def refuse(pid: int) -> int:
+        if pid:
+            raise PermissionError(13, "Permission denied")
+        return 1
+
+    askers: dict[str, Asker] = {
+        "watched": lambda: {"gpu": (7,), "commands": ()},
+        "net_namespace": refuse,
+    }
+    rows, problems = gather(
+        NET_LINK.make(), LiveHost(str(tmp_path), VirtualClock(0), askers=askers)
+    )
+    assert len(rows) == 1
+    assert [problem.subject for problem in problems] == ["namespaces"]
+    assert "CAP_SYS_PTRACE" in problems[0].message
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare"
+)
+def test_a_real_namespace() -> None:
+    command = ["unshare", "--net", "sh", "-c", "ip link set lo up; echo in; sleep 60"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        host = live_host("/", SystemClock(), watched=Watched(commands=(process.pid,)))
+        rows, problems = gather(NET_LINK.make(), host)
+        host.close()
+        assert problems == []
+        theirs = {row.interface for row in rows if row.namespace}
+        assert "lo" in theirs
+        assert {row.namespace for row in rows if row.namespace} == {
+            str(Path(f"/proc/{process.pid}/ns/net").stat().st_ino)
+        }
+        assert "eth0" not in theirs
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 @pytest.mark.shared

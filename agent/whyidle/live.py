@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from whyidle.ask import askers
 from whyidle.clock import Clock
-from whyidle.host import Answer, LiveHost
+from whyidle.host import Answer, Argument, LiveHost
 from whyidle.nvml import Nvml
 
 
@@ -34,6 +36,11 @@ class Watched:
         return {"gpu": tuple(pids) if self.listed else None, "commands": self.commands}
 
 
+def _net_namespace(root: str, pid: Argument) -> Answer:
+    """Return the inode number of a process's network namespace; pid 0 is the agent itself."""
+    return Path(root, "proc", str(pid or "self"), "ns/net").stat().st_ino
+
+
 def live_host(root: str, clock: Clock, *, watched: Watched | None = None) -> LiveHost:
     """Return a host for one thread; the hosts of one sampler share `watched` and nothing else."""
     shared = watched if watched is not None else Watched()
@@ -41,5 +48,9 @@ def live_host(root: str, clock: Clock, *, watched: Watched | None = None) -> Liv
         root,
         clock,
         nvml=Nvml(clock, on_processes=shared.found),
-        askers={**askers(clock), "watched": shared.answer},
+        askers={
+            **askers(clock),
+            "net_namespace": partial(_net_namespace, root),
+            "watched": shared.answer,
+        },
     )

@@ -2,7 +2,8 @@
 
 Source: /proc/net/dev and /sys/class/net (https://docs.kernel.org/networking/statistics.html). The
 text costs 14 us for 4 interfaces, rtnetlink by pyroute2 940 us, measured in one run: so text.
-RDMA traffic does not show here.
+RDMA traffic does not show here. Interfaces in network namespaces of ranks are read through
+/proc/PID/net/dev; their state and speed are out of reach.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import TypeVar
 
 from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
+from whyidle.collect.namespace import OWN, net_namespace
 from whyidle.collect.numbers import whole, wholes
+from whyidle.collect.watched import watched_pids
 from whyidle.host import Host
 from whyidle.schema import NetLink
 
@@ -21,6 +24,9 @@ _T = TypeVar("_T")
 
 # Reading the speed asks the driver, which may ask the firmware; links change rarely.
 _LINKS_EVERY_NS = 10 * NS_PER_S
+_NO_NAMESPACES = (
+    "not permitted to look at network namespaces of other users' processes: needs CAP_SYS_PTRACE"
+)
 # Columns of /proc/net/dev: eight received, eight sent.
 _COLUMNS = 16
 _BITS_PER_MEGABIT = 1_000_000
@@ -38,7 +44,9 @@ class Link:
 _UNKNOWN = Link(physical=False, up=None, speed_bits_per_s=None)
 
 
-def parse(text: str, mono_ns: int, links: Mapping[str, Link]) -> Iterator[NetLink | Problem]:
+def parse(
+    text: str, mono_ns: int, links: Mapping[str, Link], namespace: str = OWN
+) -> Iterator[NetLink | Problem]:
     """Yield a row for each interface of /proc/net/dev that is worth one.
 
     A node has hundreds of virtual interfaces of its containers, which only repeat what a physical
@@ -61,6 +69,7 @@ def parse(text: str, mono_ns: int, links: Mapping[str, Link]) -> Iterator[NetLin
             continue
         yield NetLink(
             mono_ns=mono_ns,
+            namespace=namespace,
             interface=name,
             up=link.up,
             speed_bits_per_s=link.speed_bits_per_s,
@@ -87,24 +96,63 @@ def parse_speed(text: str) -> int | None:
     return megabits * _BITS_PER_MEGABIT if 0 < megabits < 0xFFFFFFFF else None
 
 
+class _Kept:
+    """What is kept for ten seconds: sysfs of the own links, and who lives in other namespaces."""
+
+    __slots__ = ("_asked_ns", "_lines", "links", "refused", "strangers")
+
+    def __init__(self) -> None:
+        self._asked_ns: int | None = None
+        self._lines = 0
+        self.links: dict[str, Link] = {}
+        self.strangers: dict[str, int] = {}
+        self.refused: str | None = None
+
+    def refresh(self, host: Host, mono_ns: int, lines: int) -> None:
+        """Look again if it was long ago or an interface came or went."""
+        old = self._asked_ns is None or mono_ns - self._asked_ns >= _LINKS_EVERY_NS
+        if old or lines != self._lines:
+            self._asked_ns, self._lines = mono_ns, lines
+            self.links = _links(host)
+            self._find_strangers(host)
+
+    def _find_strangers(self, host: Host) -> None:
+        """Find a process in each network namespace that a rank has to itself."""
+        self.strangers, self.refused = {}, None
+        gpu, commands = watched_pids(host)
+        for pid in sorted({*(gpu or ()), *commands}):
+            try:
+                namespace = net_namespace(host, pid)
+            except PermissionError:
+                self.refused = _NO_NAMESPACES
+            except OSError:
+                continue  # it has ended
+            else:
+                if namespace:
+                    self.strangers.setdefault(namespace, pid)
+
+
 def make() -> Collect:
-    """Return the collector; it keeps what sysfs says for ten seconds."""
-    links: dict[str, Link] = {}
-    asked_ns: int | None = None
-    lines = 0
+    """Return the collector."""
+    kept = _Kept()
 
     def collect(host: Host) -> Iterator[NetLink | Problem]:
-        nonlocal links, asked_ns, lines
         try:
             text = host.read("proc/net/dev")
         except FileNotFoundError:
             raise NoData("the kernel has no network (no /proc/net/dev)") from None
         mono_ns = host.clock.mono_ns()
-        count = text.count("\n")
-        if asked_ns is None or count != lines or mono_ns - asked_ns >= _LINKS_EVERY_NS:
-            asked_ns, lines = mono_ns, count
-            links = _links(host)
-        yield from parse(text, mono_ns, links)
+        kept.refresh(host, mono_ns, text.count("\n"))
+        yield from parse(text, mono_ns, kept.links)
+        for namespace, pid in kept.strangers.items():
+            try:
+                # Kept open it would keep the namespace alive after its last process.
+                data = host.read_bytes(f"proc/{pid}/net/dev", keep=False)
+            except OSError:
+                continue  # it has ended; in ten seconds another is found
+            yield from parse(data.decode("utf-8", "replace"), host.clock.mono_ns(), {}, namespace)
+        if kept.refused is not None:
+            yield Problem(subject="namespaces", message=kept.refused)
 
     return collect
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from whyidle.clock import NS_PER_S
 from whyidle.collect.cgroup_text import parse_membership
+from whyidle.collect.namespace import net_namespace
 from whyidle.collect.process_kind import (
     DATA_WORKER,
     Facts,
@@ -53,6 +54,7 @@ class Profile:
         "_cgroup",
         "_facts",
         "_job",
+        "_namespace",
         "_threads_count",
         "_threads_ns",
         "_told",
@@ -81,6 +83,7 @@ class Profile:
         self.status_due_ns = 0
         self._facts = Facts(comm="", command=None, has_gpu=False)
         self._cgroup: str | None = None
+        self._namespace: str | None = None
         self._job = Job()
         self._again_ns: int | None = None
         self._threads_ns: int | None = None
@@ -127,6 +130,10 @@ class Profile:
         cgroup = _read(host, f"{directory}/cgroup")
         member = None if cgroup is None else parse_membership(cgroup.decode("utf-8", "replace"))
         self._cgroup = None if member is None else member.path
+        try:
+            self._namespace = net_namespace(host, self.pid)
+        except OSError:
+            self._namespace = None  # not permitted, or it has just ended: as NULL
 
     def _families(self, host: Host, stat: Stat, mono_ns: int) -> frozenset[str]:
         if stat.threads < 2 or self.kind == DATA_WORKER:
@@ -161,6 +168,7 @@ class Profile:
             cpus_allowed=cpus,
             cpus_allowed_count=None if cpus is None else count_list(cpus),
             numa_allowed=self.status.numa_allowed,
+            net_namespace=self._namespace,
             thread_kinds=",".join(sorted(self._facts.threads)) or None,
         )
 

@@ -102,11 +102,12 @@ class BlockDevice:
 
 @table
 class NetLink:
-    """A network interface of the node's own namespace (rtnl_link_stats64)."""
+    """A network interface, of the agent's network namespace or of a rank's (/proc/PID/net/dev)."""
 
     TABLE: ClassVar[str] = "net_link"
 
     mono_ns: int = key("When it was read.", unit="ns")
+    namespace: str = key("Network namespace, as in process_info; empty for the agent's own.")
     interface: str = key("Name of the interface.")
     up: bool | None = gauge("Whether it is operational.")
     speed_bits_per_s: int | None = gauge("Speed that the link negotiated.", unit="bits_per_s")

@@ -31,6 +31,9 @@ class ProcessInfo:
     cpus_allowed: str | None = label("CPUs that it may use, as a list such as 0-3,8.")
     cpus_allowed_count: int | None = gauge("How many CPUs that are.")
     numa_allowed: str | None = label("Memory nodes that it may use.")
+    net_namespace: str | None = label(
+        "Inode number of its network namespace; empty for that of the agent."
+    )
     thread_kinds: str | None = label(
         "Families of named threads, comma-separated: autograd, data_pin, gloo, nccl."
     )
