@@ -98,11 +98,8 @@ class FaultHost:
         """Ask, and perhaps fail or answer wrongly."""
         self._fail(path)
         data = self._inner.read_bytes(path, keep=keep)
-        if self._hit("garbage", self._faults.garbage):
-            return self._random.randbytes(len(data))
-        if self._hit("short", self._faults.short):
-            return data[: self._random.randrange(len(data) + 1)]
-        return data
+        text = data.decode("utf-8", "surrogateescape")
+        return self._spoil(path, text).encode("utf-8", "surrogateescape")
 
     def names(self, path: str) -> tuple[str, ...]:
         """Ask, and perhaps fail."""
