@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from trees import SHARED, damaged, gather, host_of, series, shared, write
-from whyidle.clock import VirtualClock
+from whyidle.clock import SystemClock, VirtualClock
 from whyidle.collect.block_device import BLOCK_DEVICE, parse, parse_line
 from whyidle.collect.collector import NoData, Problem
+from whyidle.live import live_host
 from whyidle.schema import BlockDevice
 
 FULL = "259 0 nvme0n1 10 1 80 5 20 2 160 6 3 7 8 1 0 8 1 4 9"
@@ -118,3 +120,22 @@ def test_the_recorded_readers_read_at_three_gigabytes_a_second() -> None:
     assert rate == pytest.approx(3.3e9, rel=0.1)
     wait_ms = (after.read_ms - before.read_ms) / (after.reads - before.reads)
     assert wait_ms == pytest.approx(1.1, abs=0.2)
+
+
+def test_live_writes_are_counted(tmp_path: Path) -> None:
+    host, collect = live_host("/", SystemClock()), BLOCK_DEVICE.make()
+    before = {row.device: row for row in gather(collect, host)[0]}
+    if not before:
+        pytest.skip("this machine shows no disk")
+    with (tmp_path / "data").open("wb") as file:
+        file.write(os.urandom(4 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+    after = {row.device: row for row in gather(collect, host)[0]}
+    host.close()
+    written = sum(
+        after[name].write_bytes - row.write_bytes for name, row in before.items() if name in after
+    )
+    if written == 0:
+        pytest.skip("temporary files are not on a disk here")
+    assert written >= 4 << 20
