@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from whyidle.clock import NS_PER_S, VirtualClock
 from whyidle.collect.collector import Collector
@@ -15,7 +15,7 @@ from whyidle.sampler import Sampler
 from whyidle.schema import TABLES
 from whyidle.spool import SpoolWriter
 from whyidle.store import Recording
-from whyidle.table import table_of
+from whyidle.table import Row, table_of
 from world.machine import IDENTITY
 
 
@@ -38,6 +38,19 @@ def sample(
         collectors, host_for, host, spool, pid=1, inline=True, observer_for=observer_for
     )
     sampler.run(lambda: clock.mono_ns() >= end)
+
+
+_T = TypeVar("_T")
+_LEAST = {"BIGINT": 0, "DOUBLE": 0.0, "VARCHAR": "", "BOOLEAN": False}
+
+
+def make_row(kind: Callable[..., _T], **values: object) -> _T:
+    """Return a row with these values, NULL where that may be and else the least there is."""
+    filled: dict[str, object] = {
+        column.name: None if column.nullable else _LEAST[column.type]
+        for column in table_of(cast("type[Row]", kind)).columns
+    }
+    return kind(**{**filled, **values})
 
 
 def rows(recording: Recording, table: str, without: Sequence[str] = ()) -> list[tuple[Any, ...]]:

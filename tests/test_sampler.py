@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recording_kit import everything, sample, unaccounted
+from recording_kit import everything, make_row, sample, unaccounted
 from whyidle.clock import NS_PER_S, Clock, SystemClock, VirtualClock
 from whyidle.collect import ALL
 from whyidle.collect.collector import Collector, NoData, Problem
@@ -27,20 +27,7 @@ from world.machine import IDENTITY, Machine
 
 
 def vmstat_row(mono_ns: int, major_faults: int | None = 1) -> Vmstat:
-    return Vmstat(
-        mono_ns=mono_ns,
-        major_faults=major_faults,
-        refault_file_pages=None,
-        refault_anon_pages=None,
-        swap_in_pages=None,
-        swap_out_pages=None,
-        reclaim_stalls=None,
-        scan_direct_pages=None,
-        dirty_pages=None,
-        writeback_pages=None,
-        oom_kills=None,
-        page_bytes=4096,
-    )
+    return make_row(Vmstat, mono_ns=mono_ns, major_faults=major_faults)
 
 
 def test_importing_the_sampler_imports_no_duckdb_and_no_numpy() -> None:
@@ -112,19 +99,8 @@ def test_a_fault_in_one_collector_changes_no_row_of_another(tmp_path: Path) -> N
 
 
 def _steady(host: Host) -> Iterator[Row]:
-    now = host.clock.mono_ns()
-    yield Cpu(
-        mono_ns=now // NS_PER_S * NS_PER_S,
-        cpus=2,
-        user_ns=now // NS_PER_S,
-        system_ns=0,
-        interrupt_ns=None,
-        steal_ns=None,
-        iowait_ns=None,
-        idle_ns=0,
-        running=None,
-        blocked=None,
-    )
+    now = host.clock.mono_ns() // NS_PER_S
+    yield make_row(Cpu, mono_ns=now * NS_PER_S, user_ns=now)
 
 
 def test_errors_are_said_at_once_and_then_summed_up(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recording_kit import make_row
 from whyidle.clock import NS_PER_S, VirtualClock
-from whyidle.schema import TABLES, VERSION, Cpu, NetLink, Process
+from whyidle.schema import TABLES, VERSION, Cpu, GpuProcess, NetLink, Process
 from whyidle.spool import BLOCK_MARK, FRAME, HEADER_MARK, Encoder, Rows, SpoolWriter, frame
 from whyidle.spool_read import (
     NewerSchemaError,
@@ -26,19 +27,8 @@ from world.machine import IDENTITY
 
 
 def link(mono_ns: int, interface: str = "eth0", up: bool | None = None) -> NetLink:
-    return NetLink(
-        mono_ns=mono_ns,
-        interface=interface,
-        up=up,
-        speed_bits_per_s=None,
-        rx_bytes=mono_ns * 2,
-        tx_bytes=0,
-        rx_packets=None,
-        tx_packets=None,
-        rx_errors=None,
-        tx_errors=None,
-        rx_drops=None,
-        tx_drops=None,
+    return make_row(
+        NetLink, mono_ns=mono_ns, interface=interface, up=up, rx_bytes=mono_ns * 2, tx_bytes=0
     )
 
 
@@ -212,18 +202,8 @@ def test_unfit_values_are_refused_by_row_and_the_others_kept() -> None:
 
 
 def test_what_is_not_finite_is_unknown() -> None:
-    from whyidle.schema import GpuProcess
-
     rows = [
-        GpuProcess(
-            mono_ns=1,
-            uuid="GPU-1",
-            pid=1,
-            start_ns=None,
-            context="compute",
-            memory_bytes=None,
-            sm_utilization_ratio=ratio,
-        )
+        make_row(GpuProcess, sm_utilization_ratio=ratio)
         for ratio in (float("nan"), float("inf"), 0.25)
     ]
     assert values(piece_of(rows), "gpu_process", "sm_utilization_ratio") == [None, None, 0.25]

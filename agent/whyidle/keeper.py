@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from whyidle.layout import PART, PIECE, SEGMENT, Identity, files
 from whyidle.sampler import resident_bytes
 from whyidle.schema import TABLES, VERSION, AgentSelf
 from whyidle.segment import (
-    MEMORY_LIMIT,
     attach,
     columns_of,
     connect,
@@ -34,7 +33,7 @@ from whyidle.segment import (
     verify,
 )
 from whyidle.spool_read import NewerSchemaError, UnreadableError, piece_of, read_piece
-from whyidle.table import identifier, table_of
+from whyidle.table import Table, identifier, table_of
 
 DAMAGED = ".damaged"
 HOUR_MS = 3_600_000
@@ -194,21 +193,19 @@ class Keeper:
 
     def _merge_into(self, target: Path, group: Sequence[Path]) -> None:
         identity = self._identity_of(target.parent)
-        with new_segment(target, identity, merged=True, memory_limit=MEMORY_LIMIT) as con:
+        with new_segment(target, identity, merged=True) as con:
+            held: list[tuple[str, Mapping[str, Sequence[str]]]] = []
             for number, path in enumerate(group):
                 catalog = f"old{number}"
                 attach(con, path, catalog)
-                tables = columns_of(con, catalog)
-                for row in TABLES:
-                    name = table_of(row).name
-                    known = {column.name for column in table_of(row).columns}
-                    names = [identifier(c) for c in tables.get(name, ()) if c in known]
-                    if names:
-                        listed = ", ".join(names)
-                        con.execute(
-                            f"INSERT INTO seg.{identifier(name)} ({listed}) "
-                            f"SELECT {listed} FROM {catalog}.{identifier(name)}"
-                        )
+                held.append((catalog, columns_of(con, catalog)))
+            for row in TABLES:
+                spec = table_of(row)
+                parts = [_select(spec, catalog, tables.get(spec.name)) for catalog, tables in held]
+                chosen = " UNION ALL ".join(part for part in parts if part)
+                if chosen:
+                    con.execute(f"INSERT INTO seg.{identifier(spec.name)} {chosen}")
+                    con.execute("CHECKPOINT seg")  # what is written leaves memory
 
     def _identity_of(self, folder: Path) -> Identity:
         """Return the identity of a boot's folder: ours, or what its segments say."""
@@ -235,6 +232,17 @@ class Keeper:
             written_bytes=self.written_bytes,
             rows_lost=0,
         )
+
+
+def _select(spec: Table, catalog: str, held: Sequence[str] | None) -> str:
+    """Return the query of a table in today's columns; '' where an older segment has it not."""
+    if not held:
+        return ""
+    columns = ", ".join(
+        identifier(column.name) if column.name in held else f"NULL::{column.type}"
+        for column in spec.columns
+    )
+    return f"SELECT {columns} FROM {catalog}.{identifier(spec.name)}"
 
 
 def _newest_schema(group: Sequence[Path]) -> int:

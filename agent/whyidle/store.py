@@ -7,9 +7,11 @@ and named in `Recording.damaged`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TypeVar
 
 import duckdb
@@ -90,7 +92,7 @@ class Recording:
         self._dropped: list[Damaged] = []
         self._known_hash = known_hash()
         self.damaged: list[Damaged] = []
-        self.con = connect(memory_limit=memory_limit, threads=threads)
+        self.con = self._connect()
         self._open()
 
     @property
@@ -126,7 +128,7 @@ class Recording:
                 self._open_found(find(self._sources))
             except _ChangedError:
                 self.con.close()
-                self.con = connect(memory_limit=self._memory_limit, threads=self._threads)
+                self.con = self._connect()
                 continue
             return
         raise UserError(
@@ -224,9 +226,16 @@ class Recording:
             return False
         self._dropped += damaged
         self.con.close()
-        self.con = connect(memory_limit=self._memory_limit, threads=self._threads)
+        self.con = self._connect()
         self._open()
         return True
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        return connect(
+            memory_limit=self._memory_limit,
+            threads=self._threads,
+            spill=str(Path(gettempdir()) / f"whyidle-{os.getuid()}-{os.getpid()}"),
+        )
 
 
 def _newer(path: Path, version: int) -> UserError:

@@ -174,12 +174,12 @@ def identifier(name: str) -> str:
 
 
 def ddl(spec: Table, *, schema: str = "") -> tuple[str, ...]:
-    """Return the statements that create a table and its comments, in `schema` if one is named."""
+    """Return the statements that create a table and its comments, in `schema` if one is named.
+
+    No column is NOT NULL: who writes rows checks that, and older rows may lack a newer column.
+    """
     name = f"{identifier(schema)}.{identifier(spec.name)}" if schema else identifier(spec.name)
-    body = ", ".join(
-        f"{identifier(column.name)} {column.type}{'' if column.nullable else ' NOT NULL'}"
-        for column in spec.columns
-    )
+    body = ", ".join(f"{identifier(column.name)} {column.type}" for column in spec.columns)
     return (
         f"CREATE TABLE {name} ({body})",
         f"COMMENT ON TABLE {name} IS {quoted(spec.meaning)}",
