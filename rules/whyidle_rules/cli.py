@@ -162,6 +162,9 @@ def _diagnose_traces(args: argparse.Namespace, files: Sequence[FileTrace]) -> in
     rules = rule_load.load_rules(args.rules_dir)
     with database.memory() as con:
         found = diagnose(con, [Path(source) for source in args.source], run, rules)
+    if found.totals.gpu_s <= 0:
+        # Neither healthy nor ill: a script must not take it for either.
+        raise UserError(f"{run.files[0].path}: {found.headline}")
     if args.json:
         json.dump(found.to_json(), sys.stdout, allow_nan=False, indent=1)
         sys.stdout.write("\n")
