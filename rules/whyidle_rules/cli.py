@@ -164,7 +164,9 @@ def _diagnose_traces(args: argparse.Namespace, files: Sequence[FileTrace]) -> in
         found = diagnose(con, [Path(source) for source in args.source], run, rules)
     if found.totals.gpu_s <= 0:
         # Neither healthy nor ill: a script must not take it for either.
-        raise UserError(f"{run.files[0].path}: {found.headline}")
+        first = run.files[0]
+        damage = f" ({'; '.join(first.problems)})" if first.problems else ""
+        raise UserError(f"{first.path}{damage}: {found.headline}")
     if args.json:
         json.dump(found.to_json(), sys.stdout, allow_nan=False, indent=1)
         sys.stdout.write("\n")
