@@ -2,17 +2,21 @@
 
 Chrome's trace format is one JSON object with a long array `traceEvents` in it, or that array alone.
 The file is read in blocks and the array is cut between two events; a cut is right when the piece
-before it parses, because it began at an event. So no second tokenizer is needed, a damaged event
-costs itself and not the file, and memory stays at a few blocks whatever the size of the file.
+before it parses, because it began at an event. Where it does not, the cut was inside of an event
+(in a string or a list of objects) or an event is damaged: then the piece is walked event by event.
+So a damaged event costs itself and not the file, and memory stays at a few blocks whatever the size
+of the file.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -20,12 +24,19 @@ from whyidle_rules.trace.gunzip import MAGIC, Gunzip, GunzipError
 
 BLOCK_BYTES = 1 << 20  # decoded events of a block take about ten times this
 HEADER_BYTES_MAX = 64 << 20  # of what stands before the events, or of one event
+STEP_BYTES_MAX = 8 << 20
 DAMAGED_EVENTS_MAX = 1000  # then the rest of the file is given up
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _END = re.compile(rb"\}\s*\]")
+_ARRAY_END = re.compile(rb"\s*(?:,\s*)?\]")
+_NEXT = re.compile(rb"\s*,\s*(?=\S)")
+_REST_EMPTY = re.compile(rb"\s*,?\s*\Z")
 _SPACE = b" \t\r\n"
+# Finds where a value ends. Numbers are not converted: Python refuses those of over 4300 digits.
+_SCANNER = json.JSONDecoder(strict=False, parse_int=len, parse_float=len)
+_TOKEN_BYTES_MAX = 8  # of a literal or an escape that the end of a block may cut
 
 T = TypeVar("T")
 
@@ -67,6 +78,7 @@ class EventStream:
         self._decode = decode
         self._at_end = False
         self._left: bytes | None = None
+        self._lost = False  # after damage, until an event is found again
         self.header: dict[str, Any] = {}
         self.damage = Damage()
 
@@ -75,28 +87,26 @@ class EventStream:
         rest: bytes | None = self._skip_header()
         while rest is not None:
             cut = _last_boundary(rest)
-            if cut is None:
-                if self._at_end:
-                    yield from self._mend(rest)
-                    break
-                if len(rest) > HEADER_BYTES_MAX:
-                    self.damage.note("one of its events is larger than 64 MiB")
-                    break
-                rest += self._block()
+            whole = None if cut is None else self._try(rest[: cut[0]])
+            if cut is not None and whole is not None:
+                yield whole
+                rest = rest[cut[1] :] + self._block()
                 continue
-            decoded = self._try(rest[: cut[0]])
-            if decoded is None:
+            length = len(rest)
+            if cut is not None or self._at_end:
                 yield from self._mend(rest)
                 rest = self._left
-            else:
-                yield decoded
-                rest = rest[cut[1] :]
-            if rest is not None:
-                rest += self._block()
+            if rest is None:
+                break
+            if len(rest) > HEADER_BYTES_MAX:
+                self.damage.note("one of its events is larger than 64 MiB")
+                break
+            # An event that no block ends is read on in larger steps, not to walk it often.
+            rest += self._block(min(len(rest), STEP_BYTES_MAX) if len(rest) == length else 0)
 
-    def _block(self) -> bytes:
+    def _block(self, size: int = 0) -> bytes:
         try:
-            block = self._source.read(BLOCK_BYTES)
+            block = self._source.read(max(size, BLOCK_BYTES))
         except GunzipError as error:
             self.damage.note(str(error))
             block = b""
@@ -154,54 +164,127 @@ class EventStream:
         return None
 
     def _mend(self, rest: bytes) -> Iterator[Any]:
-        """Decode a piece in which the array ends or an event is damaged.
+        """Decode a piece in which the array ends, an event is damaged, or the cut was wrong.
 
         Sets `_left` to what must be read on with, or to None where the array ended.
         """
         self._left = None
-        for match in _ends(rest):
+        for match in _ends(rest) if not self._lost else ():
             decoded = self._try(rest[: match.start() + 1])
             if decoded is not None:
                 yield decoded
                 self._take_trailer(rest[match.end() :])
                 return
-        if rest.lstrip(_SPACE)[:1] == b"]":
-            self._take_trailer(rest.lstrip(_SPACE)[1:])
-            return
-        begin = 0
-        good: list[bytes] = []
-        for match in _BETWEEN.finditer(rest):
-            event = rest[begin : match.start() + 1]
-            begin = match.end()
-            if self._try(event) is not None:
-                good.append(event)
-            else:
-                self.damage.events += 1
-        if good:
-            yield self._try(b",".join(good))
+        walked = self._walk(rest)
+        if walked.good:
+            yield from self._decoded(walked.good)
         if self.damage.events > DAMAGED_EVENTS_MAX:
             self.damage.note(f"over {DAMAGED_EVENTS_MAX} of its events are damaged")
+        elif walked.ended:
+            self._take_trailer(rest[walked.end :])
+        elif not self._at_end:
+            self._left = rest[walked.end :]
+        elif walked.cut or not self._found_trailer(rest[walked.end :]):
+            self.damage.note("it is cut off")
+
+    def _walk(self, rest: bytes) -> _Walked:
+        """Go through a piece value by value, over what is damaged."""
+        text = rest.decode("latin-1")  # one character a byte
+        good: list[bytes] = []
+        place = len(rest) - len(rest.lstrip(_SPACE))
+        if ended := _ARRAY_END.match(rest, place):
+            return _Walked(good, ended.end(), ended=True)
+        while self.damage.events <= DAMAGED_EVENTS_MAX:
+            end = _value_end(text, place, event=self._lost)
+            if end is _No.WHOLE:
+                return _Walked(good, place, cut=True)
+            if isinstance(end, _No):
+                follows = None
+            else:
+                self._lost = False
+                if ended := _ARRAY_END.match(rest, end):
+                    return _Walked([*good, rest[place:end]], ended.end(), ended=True)
+                if _REST_EMPTY.match(rest, end):
+                    # What follows tells how to read on, so the value waits for it.
+                    last = [rest[place:end]] if self._at_end else []
+                    return _Walked(good + last, len(rest) if last else place, cut=True)
+                follows = _NEXT.match(rest, end)
+            if follows is None:  # damage: on behind the next thing that looks like a boundary
+                follows = _BETWEEN.search(rest, place if isinstance(end, _No) else end)
+                if follows is None:
+                    if self._at_end and not isinstance(end, _No):
+                        return _Walked([*good, rest[place:end]], end)
+                    return _Walked(good, place)
+                self.damage.events += end is not _No.EVENT
+                self._lost = True
+            if not isinstance(end, _No):
+                good.append(rest[place:end])
+            place = follows.end()
+        return _Walked(good, place)
+
+    def _decoded(self, events: list[bytes]) -> Iterator[Any]:
+        together = self._try(b",".join(events))
+        if together is not None:
+            yield together
             return
-        if not self._at_end:
-            self._left = rest[begin:]
-            return
-        last = self._try(rest[begin:])
-        if last is not None:
-            yield last
-        self.damage.note("it is cut off")
+        for event in events:
+            alone = self._try(event)
+            if alone is None:
+                self.damage.events += 1
+            else:
+                yield alone
+
+    def _found_trailer(self, rest: bytes) -> bool:
+        """Say whether the array ends behind a damaged last event, and take what follows."""
+        for match in _ends(rest):
+            if self._take_members(rest[match.end() :]):
+                self.damage.events += 1
+                return True
+        return False
 
     def _take_trailer(self, rest: bytes) -> None:
         """Take the members after the events: `, "traceName": ... }`."""
         while not self._at_end and len(rest) < HEADER_BYTES_MAX:
             rest += self._block()
-        members = rest.strip(_SPACE)
-        if not members:
-            return
+        if rest.strip(_SPACE) and not self._take_members(rest):
+            self.damage.note("what stands after its events is damaged")
+
+    def _take_members(self, rest: bytes) -> bool:
+        text = b"{" + rest.strip(_SPACE).lstrip(b",").lstrip(_SPACE)
         try:
-            text = b"{" + members.lstrip(b",").lstrip(_SPACE)
             self.header.update(msgspec.json.decode(text, type=dict[str, Any]))
         except (msgspec.DecodeError, RecursionError):
-            self.damage.note("what stands after its events is damaged")
+            return False
+        return True
+
+
+class _No(Enum):
+    """Why no value was found where one should begin."""
+
+    WHOLE = "the text ends before it does"
+    SOUND = "it is damaged"
+    EVENT = "it is sound, but a part of an event"
+
+
+class _Walked(NamedTuple):
+    """The sound values of a piece, where to go on, and whether array or text ended there."""
+
+    good: list[bytes]
+    end: int
+    ended: bool = False
+    cut: bool = False
+
+
+def _value_end(text: str, begin: int, *, event: bool) -> int | _No:
+    """Return where the value that begins there ends; with `event`, it must be an event."""
+    try:
+        value, end = _SCANNER.raw_decode(text, begin)
+    except json.JSONDecodeError as error:
+        near = len(text) - error.pos <= _TOKEN_BYTES_MAX
+        return _No.WHOLE if near or error.msg.startswith("Unterminated string") else _No.SOUND
+    except RecursionError:
+        return _No.SOUND
+    return _No.EVENT if event and not (isinstance(value, dict) and "ph" in value) else end
 
 
 def _last_boundary(rest: bytes) -> tuple[int, int] | None:
