@@ -37,6 +37,15 @@ from whyidle.table import Table, ddl, identifier, quoted, table_of
 # A keeper may replace files between our listing them and opening them; then we list them again.
 ATTEMPTS = 5
 
+# What no damaged file is the reason of.
+_OF_THE_QUERY = (
+    duckdb.BinderException,
+    duckdb.CatalogException,
+    duckdb.InterruptException,
+    duckdb.OutOfMemoryException,
+    duckdb.ParserException,
+)
+
 _T = TypeVar("_T")
 # Of a catalog: the columns of each of its tables; None where they are today's.
 _Shape = Mapping[str, Sequence[str]] | None
@@ -108,6 +117,8 @@ class Recording:
         while True:
             try:
                 return work(self.con)
+            except _OF_THE_QUERY:
+                raise
             except duckdb.Error:
                 if not self._drop_damaged():
                     raise
@@ -221,14 +232,12 @@ class Recording:
     def _drop_damaged(self) -> bool:
         """Look for parts that cannot be read through, leave them out; say whether any was found."""
         paths = [catalog.path for catalog in self._catalogs if catalog.path is not None]
+        self.con.close()  # DuckDB 1.4 opens no file twice in a process
         damaged = [Damaged(path=path, why=why) for path in paths if (why := verify(path))]
-        if not damaged:
-            return False
         self._dropped += damaged
-        self.con.close()
         self.con = self._connect()
         self._open()
-        return True
+        return bool(damaged)
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         return connect(
