@@ -180,7 +180,7 @@ def test_foreign_content_in_a_folder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".duckdb", ""])
-@pytest.mark.parametrize("name", ["empty", "list", "nested_events", "duckdb", "half", "elf"])
+@pytest.mark.parametrize("name", ["empty", "list", "strange_events", "duckdb", "half", "elf"])
 def test_foreign_content_by_itself_is_refused(suffix: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}{suffix}"
     path.write_bytes(FOREIGN[name])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hostile import DIAGNOSE, STEP_S, deadline, process, refused, run, says, small_text
+from hostile import DIAGNOSE, STEP_S, deadline, process, refused, run, small_text
 from trace_run import check_one_sentence, diagnose
 
 # Loading the libraries takes about 150 MB; the bombs would take 500 MB to 2 GB.
@@ -98,9 +98,7 @@ def test_a_trace_without_a_gpu(text: str, tmp_path: Path) -> None:
     ]
     path = tmp_path / "cpu-only.json"
     path.write_text(json.dumps(trace))
-    found = run(path).found()
-    assert found["gpus"] == found["findings"] == []
-    assert says(found, "cpu-only.json")
+    assert "cpu-only.json" in refused(path)
 
 
 def test_an_option_that_is_none() -> None:
@@ -139,11 +137,8 @@ def test_a_bomb_stays_small_in_memory(kind: str, tmp_path: Path) -> None:
     megabytes = {"spaces_first": 2048, "objects": 32}.get(kind, 256)
     _bomb(path, head, filling, tail, megabytes)
     outcome, peak_kb = process(tmp_path, "--json", path)
-    if kind == "objects":
-        assert says(outcome.found(), "bomb.json.gz")
-    else:
-        check_one_sentence(outcome)
-        assert "bomb.json.gz" in outcome.stderr
+    check_one_sentence(outcome)
+    assert "bomb.json.gz" in outcome.stderr
     assert peak_kb < PEAK_KB, f"{peak_kb} kB"
 
 

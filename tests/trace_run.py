@@ -64,9 +64,13 @@ def diagnosis(*arguments: str | Path) -> Json:
 
 
 def check_one_sentence(outcome: Outcome) -> None:
-    """Check that a refusal is one line on stderr and nothing else."""
+    """Check that a refusal is one line on stderr; a diagnosis beside it must be of nothing."""
     assert outcome.code == 2, outcome
-    assert outcome.stdout == "", outcome
+    if outcome.stdout:
+        found = json.loads(outcome.stdout, parse_constant=_refuse)
+        check_sums(found)
+        assert found["totals"]["gpu_s"] == 0, outcome
+        assert found["findings"] == [], outcome
     lines = outcome.stderr.strip("\n").split("\n")
     assert len(lines) == 1, outcome.stderr
     assert "Traceback" not in outcome.stderr
