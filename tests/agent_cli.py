@@ -1,4 +1,4 @@
-"""The agent's commands as a program of their own, for tests that start them: python agent_cli.py."""
+"""The agent's commands as a program of their own, for tests: python agent_cli.py record ..."""
 
 from __future__ import annotations
 

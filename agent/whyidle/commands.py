@@ -10,7 +10,7 @@ import difflib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from whyidle.clock import SystemClock
 from whyidle.errors import UserError
@@ -23,12 +23,8 @@ KEEP_GB = 10.0
 FREE_GB = 1.0
 
 
-class Subparsers(Protocol):
-    """What argparse's add_subparsers returns, as far as it is used."""
-
-    def add_parser(self, name: str, **options: object) -> argparse.ArgumentParser:
-        """Add a command."""
-        ...
+# What argparse's add_subparsers returns; the class has no public name.
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_parsers(subparsers: Subparsers) -> None:
