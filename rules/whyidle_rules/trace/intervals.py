@@ -113,7 +113,7 @@ def clip(a: Ints, begin: int, end: int) -> Ints:
     """Return the part of the set inside [begin, end)."""
     low = int(np.searchsorted(a[:, 1], begin, side="right"))
     high = int(np.searchsorted(a[:, 0], end, side="left"))
-    if high <= low:
+    if high <= low or end <= begin:
         return EMPTY
     return np.asarray(np.clip(a[low:high], begin, end), dtype=np.int64)
 
