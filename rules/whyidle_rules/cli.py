@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn
 
 from whyidle.errors import UserError
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from whyidle import commands as agent
     from whyidle_rules import rules_cli
 
-    agent.add_parsers(cast("agent.Subparsers", commands))
+    agent.add_parsers(commands)
     _sample_options(
         commands.add_parser(
             "sample-trace",
