@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import independent
-from bench.measure import Memory, Spread, memory, spread, timed
+from bench.measure import Memory, Spread, Time, memory, spread, timed
 
 HERE = Path(__file__).resolve().parent
 HTA = "HolisticTraceAnalysis==0.5.0"
@@ -41,6 +41,7 @@ class Result:
 
     program: str
     wall_s: Spread
+    cpu_s: Spread
     rss_mb: Spread
     pss_mb: Spread
     processes: int
@@ -80,19 +81,20 @@ def copy_ranks(source: Path, target: Path, copies: int) -> int:
 
 def race(commands: dict[str, list[str]], repeats: int, out: Path) -> list[Result]:
     """Run all programs in turn, `repeats` times for time and again for memory."""
-    walls: dict[str, list[float]] = {name: [] for name in commands}
+    times: dict[str, list[Time]] = {name: [] for name in commands}
     peaks: dict[str, list[Memory]] = {name: [] for name in commands}
     for measure in range(2):
         for _ in range(repeats):
             for name, command in commands.items():
                 if measure == 0:
-                    walls[name].append(timed(command, out))
+                    times[name].append(timed(command, out))
                 else:
                     peaks[name].append(memory(command, out))
     return [
         Result(
             program=name,
-            wall_s=spread(walls[name]),
+            wall_s=spread([one.wall_s for one in times[name]]),
+            cpu_s=spread([one.cpu_s for one in times[name]]),
             rss_mb=spread([peak.rss_bytes / MB for peak in peaks[name]]),
             pss_mb=spread([peak.pss_bytes / MB for peak in peaks[name]]),
             processes=max(peak.processes for peak in peaks[name]),
@@ -141,18 +143,19 @@ def accuracy(folder: Path, hta: dict[str, Any], ours: dict[str, Any]) -> list[di
 def table(results: list[Result], ranks: int) -> str:
     """Return the results as text, with ratios to the first one."""
     lines = [
-        f"{ranks} ranks{'':<22}{'wall s':>22}{'RSS MB':>24}{'PSS MB':>24}{'processes':>10}",
+        f"{ranks} ranks{'':<22}{'wall s':>22}{'CPU s':>24}{'RSS MB':>24}{'PSS MB':>24}{'processes':>10}",
     ]
     first = results[0]
     for result in results:
         cells = "".join(
             f"{one.median:>11.2f} ({one.min:.2f}-{one.max:.2f})"
-            for one in (result.wall_s, result.rss_mb, result.pss_mb)
+            for one in (result.wall_s, result.cpu_s, result.rss_mb, result.pss_mb)
         )
         lines.append(f"  {result.program:<28}{cells}{result.processes:>10}")
     lines += [
         f"  {result.program} / {first.program}: "
         f"wall {result.wall_s.median / first.wall_s.median:.1f}x, "
+        f"CPU {result.cpu_s.median / first.cpu_s.median:.1f}x, "
         f"RSS {result.rss_mb.median / first.rss_mb.median:.1f}x, "
         f"PSS {result.pss_mb.median / first.pss_mb.median:.1f}x"
         for result in results[1:]
@@ -209,6 +212,7 @@ def _one_set(
         "ratios": {
             result.program: {
                 "wall": result.wall_s.median / results[0].wall_s.median,
+                "cpu": result.cpu_s.median / results[0].cpu_s.median,
                 "rss": result.rss_mb.median / results[0].rss_mb.median,
                 "pss": result.pss_mb.median / results[0].pss_mb.median,
             }

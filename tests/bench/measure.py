@@ -8,6 +8,7 @@ for each) and of PSS (shared pages count once in all); the peak of each sum is k
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import time
 from collections.abc import Sequence
@@ -43,16 +44,29 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median=median(values), min=min(values), max=max(values))
 
 
-def timed(command: Sequence[str], out: Path) -> float:
-    """Run a command with its output in a file and return seconds; raises if it could not run."""
-    begin = time.perf_counter()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Time:
+    """Seconds of wall, and of CPU over all processes; CPU bears a busy machine better."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def timed(command: Sequence[str], out: Path) -> Time:
+    """Run a command with its output in a file; raises if it could not run."""
+    begin, cpu_s = time.perf_counter(), _cpu_s()
     with out.open("wb") as stdout, out.with_suffix(".err").open("wb") as stderr:
         code = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
         ).returncode
     wall_s = time.perf_counter() - begin
     _check(command, code, out)
-    return wall_s
+    return Time(wall_s=wall_s, cpu_s=_cpu_s() - cpu_s)
 
 
 def _check(command: Sequence[str], code: int, out: Path) -> None:
