@@ -6,7 +6,7 @@ PYVER  := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2]
 LOCK   := $(wildcard lock/py$(PYVER).txt)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types unit bench bench-traces lowest clean
+.PHONY: demo test lint types unit slow bench-traces lowest clean
 
 demo: $(READY)
 	@echo '$$ diagnose fixtures/traces/ddp-4-ranks-rank-1-loads-itself'
@@ -24,9 +24,13 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# Hundreds of kills at random moments, long runs: ten minutes.
+slow: $(READY)
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
 # Figures, side by side in one run; HolisticTraceAnalysis is installed into a place of its own.
 bench-traces: $(READY)
-	$(BIN)/python tests/bench/bench_traces.py
+	PYTHONPATH=tests $(BIN)/python -m bench.bench_traces $(TRACES)
 
 # The lower bounds of pyproject.toml, tried.
 lowest:
