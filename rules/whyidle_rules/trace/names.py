@@ -61,6 +61,7 @@ _COMMUNICATION = re.compile(
     | \b(custom|quick|trtllm|tensorrt_llm|userbuffers|mnnvl|aiter)[A-Za-z_:]*
       (all_?reduce|all_?gather|all_?to_?all|reduce_?scatter)
     | userbuffers_fp16|nvls_(all|reduce)
+    | \bmscclpp::
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -69,7 +70,8 @@ _SEND_RECV_KERNEL = re.compile(r"SendRecv|_(Send|Recv)_|\bput_signal|sendrecv", 
 
 # Collectives with no common end: a root may leave early, so durations say nothing about waiting.
 _NO_COMMON_END = re.compile(
-    r"broadcast|(?<!all)(?<!all_)reduce(?!_?scatter)|gather_to|^nccl:(gather|scatter)", re.I
+    r"broadcast|(?<!all)(?<!all_)reduce(?!_?scatter)|gather_to|^(nccl:)?(gather|scatter)(\b|_)",
+    re.I,
 )
 
 _SYNC = re.compile(
