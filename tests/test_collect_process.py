@@ -115,6 +115,18 @@ def test_a_worker_that_names_itself_later_changes_its_kind(running: Job) -> None
     assert infos[260].comm == "pt_data_worker"
 
 
+def test_a_process_met_between_fork_and_exec_is_looked_at_again(running: Job) -> None:
+    put(
+        running.root, [rank(RANK0, 0), worker(250, RANK0, "python3"), worker(251, RANK0, "python3")]
+    )
+    put(running.root, [Proc(pid=260, parent=RANK0, comm="python3")])
+    assert running.step()[0][260].kind == "data_worker", "a copy of its parent so far"
+    put(running.root, [Proc(pid=260, parent=RANK0, comm="python3", command="python3 tool.py")])
+    rows, infos = running.step()
+    assert rows[260].kind == "helper"
+    assert infos[260].command == "python3 tool.py"
+
+
 def test_new_workers_show_at_the_next_run_and_ended_ones_leave(running: Job) -> None:
     running.step()
     running.end(250)
@@ -223,7 +235,8 @@ def test_without_permission_io_is_null_and_said_once_a_run(running: Job) -> None
         assert "CAP_SYS_PTRACE" in problems[0].message
         assert all(row.read_bytes is None for row in rows if isinstance(row, Process))
         clock.advance(NS_PER_S)
-    assert host.asked == 2 * 6, "a refusal is not asked for again every second"
+    # Of six processes: io once, the environment at the first two meetings.
+    assert host.asked == 3 * 6, "a refusal is not asked for again every second"
 
 
 def test_damage_is_a_problem_of_that_process_only(running: Job) -> None:

@@ -55,6 +55,7 @@ class Profile:
         "_facts",
         "_job",
         "_namespace",
+        "_settled",
         "_threads_count",
         "_threads_ns",
         "_told",
@@ -86,6 +87,7 @@ class Profile:
         self._namespace: str | None = None
         self._job = Job()
         self._again_ns: int | None = None
+        self._settled = False
         self._threads_ns: int | None = None
         self._threads_count = 1
         self._told: tuple[object, ...] = ()
@@ -99,7 +101,9 @@ class Profile:
         """Bring the facts up to date; return a row when they changed or a minute has passed."""
         self.parent_pid = stat.parent_pid
         again = self._again_ns is None or mono_ns >= self._again_ns
-        if again or stat.comm != self._facts.comm:
+        if again or stat.comm != self._facts.comm or not self._settled:
+            # Read twice at first: met between fork and exec, it looks like another of its parent.
+            self._settled = self._again_ns is not None
             self._read(host)
         has_gpu = self.pid in known.gpu
         threads = self._families(host, stat, mono_ns)
