@@ -7,6 +7,7 @@ could not run. Heavy imports wait until a command needs them, so that `--help` a
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from whyidle_rules.trace.load import FileTrace
 
 INTERRUPTED = 130
+_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,9 +114,12 @@ def _sample_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _rate(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0.1 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 1000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0.1 and 1000")
     return value
 
 
@@ -125,6 +130,7 @@ def _dispatch(args: argparse.Namespace) -> int:
 
 def _guarded(run: Callable[[], int]) -> int:
     """Turn failures that a user can act on into one line and an exit code."""
+    _open_what_is_closed()
     try:
         code = run()
         sys.stdout.flush()
@@ -136,9 +142,29 @@ def _guarded(run: Callable[[], int]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has left (`| head`): nothing is wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE or error.filename is not None:
+            raise
+        reason = (error.strerror or type(error).__name__).lower()
+        sys.stderr.write(f"the output cannot be written: {reason}; send it somewhere else.\n")
+        _drop_output()
+        return 2
     return code
+
+
+def _open_what_is_closed() -> None:
+    """Give us a place to write to where whoever started us closed it (`>&-`)."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - lives as long as the process
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """Let what is still in the buffer of stdout go nowhere, or Python fails on it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _diagnose(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import numpy.typing as npt
 
@@ -119,6 +120,14 @@ def _moved(start: Ints, end: Ints, size: Ints, rows: npt.NDArray[np.bool_], edge
 
 def write(paths: Sequence[Path], out: Path, hz: float = HERTZ) -> list[FileTrace]:
     """Write the traces as one recording into `out`; returns what was read. Raises UserError."""
+    try:
+        return _write(paths, out, hz)
+    except (OSError, duckdb.IOException) as error:
+        reason = (getattr(error, "strerror", None) or str(error).splitlines()[0]).lower()
+        raise UserError(f"{out}: it cannot be written ({reason}); name another with -o.") from error
+
+
+def _write(paths: Sequence[Path], out: Path, hz: float) -> list[FileTrace]:
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out}: this folder is not empty; name a new one with -o.")
     files = []
