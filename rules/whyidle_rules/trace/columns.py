@@ -71,5 +71,6 @@ class Columns:
     threads: list[tuple[str, str]] = field(default_factory=list)
     events: int = 0
     bad_times: int = 0
+    nameless: int = 0
     has_python: bool = False
     has_gc: bool = False

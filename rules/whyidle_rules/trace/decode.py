@@ -163,7 +163,10 @@ class Collector:
                 handler = handlers.get(event.cat)
             except TypeError:  # a category that is no text
                 continue
-            if handler is None or type(event.name) is not str:
+            if handler is None:
+                continue
+            if type(event.name) is not str:
+                columns.nameless += 1
                 continue
             try:
                 start = nanoseconds(event.ts)

@@ -213,7 +213,7 @@ def _fill(trace: FileTrace, stream: EventStream) -> Columns:
     trace.problems.extend(stream.damage.notes)
     for count, what in (
         (stream.damage.events, "damaged"),
-        (foreign, "of an unknown shape"),
+        (foreign + columns.nameless, "of an unknown shape"),
         (columns.bad_times, "at an impossible time"),
     ):
         if count:
