@@ -142,13 +142,13 @@ def accuracy(folder: Path, hta: dict[str, Any], ours: dict[str, Any]) -> list[di
 
 def table(results: list[Result], ranks: int) -> str:
     """Return the results as text, with ratios to the first one."""
-    lines = [
-        f"{ranks} ranks{'':<22}{'wall s':>22}{'CPU s':>24}{'RSS MB':>24}{'PSS MB':>24}{'processes':>10}",
-    ]
+    titles = ("wall s", "CPU s", "RSS MB", "PSS MB")
+    head = "".join(f"{title:>24}" for title in titles)
+    lines = [f"{f'{ranks} ranks':<30}{head}{'processes':>10}"]
     first = results[0]
     for result in results:
         cells = "".join(
-            f"{one.median:>11.2f} ({one.min:.2f}-{one.max:.2f})"
+            f"{f'{one.median:.2f} ({one.min:.2f}-{one.max:.2f})':>24}"
             for one in (result.wall_s, result.cpu_s, result.rss_mb, result.pss_mb)
         )
         lines.append(f"  {result.program:<28}{cells}{result.processes:>10}")
