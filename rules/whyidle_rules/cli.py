@@ -29,6 +29,18 @@ _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `whyidle`."""
+    parser = whyidle_parser()
+    return _guarded(lambda: _dispatch(parser.parse_args(argv)))
+
+
+def diagnose_main(argv: Sequence[str] | None = None) -> int:
+    """Run `diagnose`."""
+    parser = diagnose_parser()
+    return _guarded(lambda: _diagnose(parser.parse_args(argv)))
+
+
+def whyidle_parser() -> argparse.ArgumentParser:
+    """Return the parser of `whyidle` with all of its commands."""
     parser: argparse.ArgumentParser = _Parser(
         prog="whyidle", description="Tells why GPUs are idle.", allow_abbrev=False
     )
@@ -52,16 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     )
     rules_cli.add_parser(commands)
-    return _guarded(lambda: _dispatch(parser.parse_args(argv)))
+    return parser
 
 
-def diagnose_main(argv: Sequence[str] | None = None) -> int:
-    """Run `diagnose`."""
+def diagnose_parser() -> argparse.ArgumentParser:
+    """Return the parser of `diagnose`."""
     parser: argparse.ArgumentParser = _Parser(
         prog="diagnose", description=_ABOUT, allow_abbrev=False
     )
     _diagnose_options(parser)
-    return _guarded(lambda: _diagnose(parser.parse_args(argv)))
+    return parser
 
 
 _ABOUT = (
