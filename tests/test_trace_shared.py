@@ -131,7 +131,7 @@ def test_megatron_ranks_wait_for_those_who_came_last() -> None:
             assert abs(seconds - wait_ns / 1e9) <= slack, (rank, late, seconds, wait_ns)
 
 
-@pytest.mark.parametrize("name", [MEGATRON, SLEEP])
+@pytest.mark.parametrize("name", [MEGATRON, SLEEP, SLEEP + "_qcomm_trace"])
 def test_waits_equal_the_independent_ones(name: str) -> None:
     folder = _folder(name)
     paths = _traces(folder)
