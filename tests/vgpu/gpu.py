@@ -134,6 +134,16 @@ class Gpu:
         """The identity."""
         return str(self._raw.uuid.decode())
 
+    @property
+    def multiprocessors(self) -> int:
+        """How many SMs it has."""
+        return int(self._raw.multiprocessors)
+
+    @property
+    def pcie_generation(self) -> int:
+        """Of its link at its best."""
+        return int(self._raw.pcie_generation_max)
+
     @contextmanager
     def _write(self, at_ns: int | None = None) -> Iterator[int]:
         with self._owner.exclusive():
@@ -144,6 +154,12 @@ class Gpu:
                 yield t_ns
             finally:
                 self._raw.seq += 1
+
+    @contextmanager
+    def raw(self, at_ns: int) -> Iterator[Any]:
+        """The structure itself, to change much of it for one moment in one go."""
+        with self._write(at_ns):
+            yield self._raw
 
     def _keep_samples(self, t_ns: int) -> None:
         """Writes down the history up to t, before a change would make it unknowable."""
