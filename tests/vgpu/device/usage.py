@@ -19,6 +19,14 @@ class Usage:
         self.shares = [0.0] * SHARES
         self.pcie_tx = self.pcie_rx = self.nvlink_tx = self.nvlink_rx = 0.0
 
+    def add(self, other: Usage) -> None:
+        """Adds another's totals."""
+        self.shares = [a + b for a, b in zip(self.shares, other.shares, strict=True)]
+        self.pcie_tx += other.pcie_tx
+        self.pcie_rx += other.pcie_rx
+        self.nvlink_tx += other.nvlink_tx
+        self.nvlink_rx += other.nvlink_rx
+
     def any(self) -> bool:
         """Whether anything happened."""
         return any(self.shares)  # copies read or write memory as well
