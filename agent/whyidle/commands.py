@@ -1,4 +1,4 @@
-"""The agent's part of the command line: record, agent, tables, replay, export.
+"""The agent's part of the command line: record, run, agent, tables, replay, export.
 
 Heavy imports are inside the commands that need them, so that --help stays instant.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def add_parsers(subparsers: Subparsers) -> None:
     """Add every command of the agent; each sets `run`, a function of the arguments."""
     _add_record(subparsers)
+    _add_run(subparsers)
     _add_agent(subparsers)
     _add_tables(subparsers)
     _add_replay(subparsers)
@@ -65,6 +67,30 @@ def _add_record(subparsers: Subparsers) -> None:
         run_record,
     )
     _add_recording_options(parser, "./whyidle-<utc>")
+    parser.add_argument("--no-probe", action="store_true", help="leave the command's Python alone")
+    _add_probe_folder(parser)
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- CMD ...")
+
+
+def _add_probe_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--probe-dir",
+        type=Path,
+        metavar="DIR",
+        help="where its Python processes publish counters (default: $WHYIDLE_PROBE_DIR, "
+        "/run/whyidle/probe, or a folder in /dev/shm)",
+    )
+
+
+def _add_run(subparsers: Subparsers) -> None:
+    parser = _add(
+        subparsers,
+        "run",
+        "Run a command with the probe in its Python processes: they publish how long they wait for "
+        "data, for an agent of this node to read. Nothing is recorded by this command itself.",
+        run_run,
+    )
+    _add_probe_folder(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- CMD ...")
 
 
@@ -73,6 +99,15 @@ def _add_agent(subparsers: Subparsers) -> None:
         subparsers, "agent", "Record this node until stopped, as a service does.", run_agent
     )
     _add_recording_options(parser, str(SERVICE_FOLDER))
+    parser.add_argument(
+        "--probe-dir",
+        type=Path,
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="also read counters of trainers in DIR (always: /run/whyidle/probe, and what "
+        "`whyidle run` made in /dev/shm)",
+    )
     parser.add_argument(
         "--keep-days", type=_positive, default=KEEP_DAYS, help="delete older segments (%(default)g)"
     )
@@ -136,9 +171,21 @@ def run_record(args: argparse.Namespace) -> int:
         recording=args.output or default_folder(clock),
         node=args.node,
         journal=args.journal,
+        probe=not args.no_probe,
+        probe_folders=() if args.probe_dir is None else (args.probe_dir,),
         keeper=("--merge-at-end",),
     )
     return record(options, command, clock)
+
+
+def run_run(args: argparse.Namespace) -> int:
+    """Become a command with the probe on."""
+    from whyidle.run_command import run
+
+    command = args.words[1:] if args.words[:1] == ["--"] else args.words
+    if not command:
+        raise UserError("there is no command to run: write whyidle run -- CMD ...")
+    run(command, args.probe_dir, os.environ)
 
 
 def run_agent(args: argparse.Namespace) -> int:
@@ -155,6 +202,7 @@ def run_agent(args: argparse.Namespace) -> int:
         node=args.node,
         journal=args.journal,
         keeper=keeper,
+        probe_folders=tuple(folder.absolute() for folder in args.probe_dir),
     )
     return serve(options, SystemClock())
 

@@ -22,6 +22,7 @@ class Watched:
     """
 
     commands: tuple[int, ...] = ()
+    probe_folders: tuple[str, ...] = ()
     gpus: dict[str, tuple[int, ...]] = field(default_factory=dict)
     listed: bool = False
 
@@ -51,6 +52,7 @@ def live_host(root: str, clock: Clock, *, watched: Watched | None = None) -> Liv
         askers={
             **askers(clock),
             "net_namespace": partial(_net_namespace, root),
+            "probe_folders": lambda: shared.probe_folders,
             "watched": shared.answer,
         },
     )

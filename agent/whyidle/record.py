@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from whyidle.clock import NS_PER_S, Clock
 from whyidle.errors import UserError
 from whyidle.host import LiveHost
 from whyidle.layout import identify
+from whyidle.run_command import probe_environment, problem
 from whyidle.supervisor import AnotherAgentError, Supervisor
 
 LOG = logging.getLogger("whyidle.agent")
@@ -35,11 +37,15 @@ class Options:
     root: str = "/"
     journal: bool = False
     keeper: tuple[str, ...] = ()
+    probe: bool = False
+    probe_folders: tuple[Path, ...] = ()
 
     @property
     def sampler(self) -> tuple[str, ...]:
         """Arguments of the sampler."""
-        return ("--journal",) if self.journal else ()
+        journal = ("--journal",) if self.journal else ()
+        folders = (word for path in self.probe_folders for word in ("--probe-dir", str(path)))
+        return (*journal, *folders)
 
 
 def default_folder(clock: Clock) -> Path:
@@ -58,10 +64,13 @@ def record(options: Options, command: Sequence[str], clock: Clock) -> int:
     if shutil.which(command[0]) is None:
         raise UserError(f"cannot run {command[0]}: there is no such program on the PATH")
     supervisor = _supervisor(options, clock, alongside=True)
+    environ = dict(os.environ)
+    if options.probe:
+        options = _with_probe(options, environ)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         # Runs in this process's only thread: unblocking signals there is safe.
-        process = subprocess.Popen(command, preexec_fn=_unblock)
+        process = subprocess.Popen(command, preexec_fn=_unblock, env=environ)
     except OSError as error:
         raise UserError(f"cannot run {command[0]}: {error.strerror}") from error
     if supervisor is not None:
@@ -71,6 +80,17 @@ def record(options: Options, command: Sequence[str], clock: Clock) -> int:
         clean = supervisor.stop()
         _conclude(options.recording, clean)
     return status if status >= 0 else 128 - status
+
+
+def _with_probe(options: Options, environ: dict[str, str]) -> Options:
+    """Switch the probe on in an environment; where that fails the run goes on without it."""
+    folder = options.probe_folders[0] if options.probe_folders else None
+    try:
+        pages = probe_environment(environ, folder)
+    except OSError as error:
+        LOG.warning("the probe is off: %s", problem(error))
+        return options
+    return replace(options, probe_folders=(pages,))
 
 
 def serve(options: Options, clock: Clock) -> int:

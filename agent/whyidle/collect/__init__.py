@@ -13,12 +13,14 @@ from whyidle.collect.gpu_process import GPU_PROCESS
 from whyidle.collect.gpu_state import GPU_STATE
 from whyidle.collect.net_link import NET_LINK
 from whyidle.collect.pressure import PRESSURE
+from whyidle.collect.probe import PROBE
 from whyidle.collect.process import PROCESS
 from whyidle.collect.vmstat import VMSTAT
 
 ALL: tuple[Collector, ...] = (
     CLOCKS,
     GPU_ACTIVITY,
+    PROBE,
     GPU_STATE,
     GPU_PROCESS,
     GPU_INFO,

@@ -16,6 +16,7 @@ from whyidle.schema.machine import (
     Pressure,
     Vmstat,
 )
+from whyidle.schema.probe import Probe, ProbeEvent, ProbeInfo, ProbeLoader
 from whyidle.schema.process import Process, ProcessInfo
 from whyidle.schema.run import RunInfo, TraceStep
 from whyidle.table import Row
@@ -36,6 +37,10 @@ TABLES: tuple[type[Row], ...] = (
     GpuState,
     NetLink,
     Pressure,
+    Probe,
+    ProbeEvent,
+    ProbeInfo,
+    ProbeLoader,
     Process,
     ProcessInfo,
     RunInfo,
@@ -59,6 +64,10 @@ __all__ = [
     "GpuState",
     "NetLink",
     "Pressure",
+    "Probe",
+    "ProbeEvent",
+    "ProbeInfo",
+    "ProbeLoader",
     "Process",
     "ProcessInfo",
     "RunInfo",

@@ -1,0 +1,284 @@
+"""Reads the counter page of a trainer, as hostile input.
+
+The layout is described where pages are written (whyidle_probe/layout.py) and again here: neither
+package imports the other, and a test holds the two together. Whatever a page holds, reading it
+gives numbers within bounds, None for what is not known, or ValueError naming the field.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+PAGE_BYTES: Final = 16384
+VERSION: Final = 1
+MAGIC: Final = b"WHYIDLE\x01"
+SUFFIX: Final = ".page"
+_HEADER = struct.Struct("<12q")
+_CRC = struct.Struct("<q")
+_HEADER_END = 504
+_PROCESS = struct.Struct("<64q")
+_PROCESS_AT = 512
+_LOADER = struct.Struct("<24q")
+_LOADERS_AT = 1024
+_LOADERS = 16
+_RECORD = struct.Struct("<8q")
+_RING_AT = 4096
+_RING_RECORDS = 192
+_PHASE_KINDS = 16
+_PHASES = (
+    "",
+    "checkpoint_save",
+    "checkpoint_load",
+    "evaluation",
+    "compile",
+    "logging",
+    "setup",
+    "other",
+)
+_TOLD = 8
+_TOLD_AT = 256
+_TOLD_BYTES = 30
+_STEP, _GC, _BACKGROUND = 32, 33, 64
+# A pid is at most 2**22, but nothing here depends on that: it only must be one.
+_PID_MAX = 1 << 31
+
+
+class NotReadyError(Exception):
+    """The page has no contents yet, or its header is being changed: look again later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Who writes a page, in its own words; `pid` is that of its own namespace."""
+
+    crc: int
+    pid: int
+    pid_namespace: int | None
+    start_ns: int
+    user_id: int | None
+    opened_ns: int
+    rank: int | None
+    world_size: int | None
+    local_rank: int | None
+    boot_id: str
+    page_id: str
+    python: str | None
+    torch: str | None
+    phases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """The block of a DataLoader; see schema.ProbeLoader for the meanings."""
+
+    block: int
+    serial: int
+    flags: int
+    workers: int | None
+    capacity: int | None
+    batch_size: int | None
+    waiting_since_ns: int | None
+    batches: int | None
+    wait_ns: int | None
+    outside_batches: int | None
+    outside_wait_ns: int | None
+    background_batches: int | None
+    background_wait_ns: int | None
+    ready: int | None
+    outstanding: int | None
+    unpinned: int | None
+    arrived_ns: int | None
+    empty_arrivals: int | None
+    ready_sum: int | None
+    iterators: int | None
+    setup_ns: int | None
+    end_ns: int | None
+    ends: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """The totals of a process; phases are indexed by kind."""
+
+    steps: int | None
+    optimizer_steps: int | None
+    last_step_ns: int | None
+    phase: int
+    phase_since_ns: int | None
+    gc_ns: int | None
+    gc_count: int | None
+    gc_full_count: int | None
+    hook_errors: int | None
+    loaders_seen: int | None
+    closed_ns: int | None
+    sequence: int
+    phase_ns: tuple[int | None, ...]
+    phase_background_ns: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A record of the ring. `kind` is step, gc or the name of a phase."""
+
+    sequence: int
+    kind: str
+    background: bool
+    begin_ns: int
+    end_ns: int
+    values: tuple[int | None, int | None, int | None]
+
+
+def parse_header(data: bytes) -> Header:
+    """Return the header of a page; raises NotReadyError, ValueError."""
+    if len(data) != PAGE_BYTES:
+        raise ValueError(f"has {len(data)} bytes, not {PAGE_BYTES}: no page of a probe")
+    if not any(data[:8]):
+        raise NotReadyError
+    if data[:8] != MAGIC:
+        raise ValueError("does not begin as a page of a probe does")
+    _, version, size, pid, namespace, start, user, opened, rank, world, local, _ = (
+        _HEADER.unpack_from(data)
+    )
+    if version != VERSION:
+        raise ValueError(f"is a page of version {version}; this agent reads version {VERSION}")
+    if size != PAGE_BYTES:
+        raise ValueError(f"says that it has {size} bytes, not {PAGE_BYTES}")
+    (crc,) = _CRC.unpack_from(data, _HEADER_END)
+    if crc != zlib.crc32(data[8:_HEADER_END]):
+        raise NotReadyError
+    if not 0 < pid < _PID_MAX or start < 0 or opened < 0:
+        raise ValueError(f"names pid {pid}, start {start}, opened {opened}: no such process")
+    return Header(
+        crc=crc,
+        pid=pid,
+        pid_namespace=_count(namespace),
+        start_ns=start,
+        user_id=_count(user),
+        opened_ns=opened,
+        rank=_count(rank),
+        world_size=_count(world),
+        local_rank=_count(local),
+        boot_id=_text(data, 128, 40),
+        page_id=_text(data, 168, 32),
+        python=_text(data, 200, 24) or None,
+        torch=_text(data, 224, 32) or None,
+        phases=tuple(
+            _text(data, _TOLD_AT + n * _TOLD_BYTES, _TOLD_BYTES)
+            for n in range(_PHASE_KINDS - _TOLD)
+        ),
+    )
+
+
+def same_header(data: bytes, header: Header) -> bool:
+    """Say whether a page's header is still the one that was parsed, without parsing it again."""
+    crc: int = _CRC.unpack_from(data, _HEADER_END)[0]
+    return crc == header.crc and data[:8] == MAGIC
+
+
+def phase_name(header: Header, kind: int) -> str:
+    """Return the name of a kind of phase."""
+    if 0 <= kind < _TOLD:
+        return _PHASES[kind]
+    told = header.phases[kind - _TOLD] if kind < _PHASE_KINDS else ""
+    return told or "other"
+
+
+def parse_process(data: bytes, now_ns: int) -> Process:
+    """Return the totals; times after `now_ns` are not known."""
+    slots = _PROCESS.unpack_from(data, _PROCESS_AT)
+    phase = slots[3]
+    kind = phase & (_PHASE_KINDS - 1) if phase > 0 else 0
+    return Process(
+        steps=_count(slots[0]),
+        optimizer_steps=_count(slots[1]),
+        last_step_ns=_time(slots[2], now_ns),
+        phase=kind,
+        phase_since_ns=_time(phase & -_PHASE_KINDS, now_ns) if kind else None,
+        gc_ns=_count(slots[4]),
+        gc_count=_count(slots[5]),
+        gc_full_count=_count(slots[6]),
+        hook_errors=_count(slots[7]),
+        loaders_seen=_count(slots[8]),
+        closed_ns=_time(slots[9], now_ns),
+        sequence=max(0, slots[10]),
+        phase_ns=tuple(map(_count, slots[16:32])),
+        phase_background_ns=tuple(map(_count, slots[48:64])),
+    )
+
+
+def parse_loaders(data: bytes, now_ns: int) -> Iterator[Loader]:
+    """Yield the blocks in use."""
+    for block in range(_LOADERS):
+        slots = _LOADER.unpack_from(data, _LOADERS_AT + block * _LOADER.size)
+        if slots[0] <= 0:
+            return  # blocks are taken in order
+        yield Loader(
+            block=block,
+            serial=slots[0],
+            flags=slots[1] & 0x1F,
+            workers=_count(slots[2]),
+            capacity=_count(slots[3]),
+            batch_size=_count(slots[4]),
+            waiting_since_ns=_time(slots[5], now_ns),
+            batches=_count(slots[6]),
+            wait_ns=_count(slots[7]),
+            outside_batches=_count(slots[8]),
+            outside_wait_ns=_count(slots[9]),
+            background_batches=_count(slots[10]),
+            background_wait_ns=_count(slots[11]),
+            ready=_count(slots[12]),
+            outstanding=_count(slots[13]),
+            unpinned=_count(slots[14]),
+            arrived_ns=_time(slots[15], now_ns),
+            empty_arrivals=_count(slots[16]),
+            ready_sum=_count(slots[17]),
+            iterators=_count(slots[18]),
+            setup_ns=_count(slots[19]),
+            end_ns=_count(slots[20]),
+            ends=_count(slots[21]),
+        )
+
+
+def parse_records(data: bytes, header: Header, newest: int, after: int) -> Iterator[Record]:
+    """Yield the whole records with sequences in (after, newest], as far as they are kept."""
+    for sequence in range(max(after, newest - _RING_RECORDS) + 1, newest + 1):
+        place = _RING_AT + sequence % _RING_RECORDS * _RECORD.size
+        found, kind, begin, end, a, b, c, crc = _RECORD.unpack_from(data, place)
+        if found != sequence or crc != zlib.crc32(data[place : place + 56]):
+            continue  # overwritten meanwhile, or being written
+        if not 0 <= begin <= end:
+            continue
+        yield Record(
+            sequence=sequence,
+            kind=_kind(header, kind),
+            background=_BACKGROUND < kind < _BACKGROUND + _PHASE_KINDS,
+            begin_ns=begin,
+            end_ns=end,
+            values=(_count(a), _count(b), _count(c)),
+        )
+
+
+def _kind(header: Header, kind: int) -> str:
+    if kind == _STEP:
+        return "step"
+    if kind == _GC:
+        return "gc"
+    inner = kind - _BACKGROUND if kind >= _BACKGROUND else kind
+    return phase_name(header, inner) if 0 < inner < _PHASE_KINDS else "other"
+
+
+def _count(value: int) -> int | None:
+    return value if value >= 0 else None
+
+
+def _time(value: int, now_ns: int) -> int | None:
+    return value if 0 < value <= now_ns else None
+
+
+def _text(data: bytes, offset: int, size: int) -> str:
+    text = data[offset : offset + size].partition(b"\0")[0].decode("utf-8", "replace")
+    return "".join(sign if sign.isprintable() else "?" for sign in text)

@@ -1,0 +1,127 @@
+"""Tables of trainers that publish a counter page: what they say of themselves.
+
+Identity is (pid, start_ns), as of process. Totals leave out what is going on: add the time since
+`waiting_since_ns` or `phase_since_ns` to have it in.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from whyidle.table import counter, gauge, key, label, table
+
+
+@table
+class Probe:
+    """Totals of a trainer. Batches are those that its main thread fetched for steps."""
+
+    TABLE: ClassVar[str] = "probe"
+
+    mono_ns: int = key("When the page was read.", unit="ns")
+    pid: int = key("Process id in the namespace of the agent.")
+    start_ns: int = key("When the process started, boot clock.", unit="ns")
+    steps: int | None = counter(
+        "Steps of the first optimizer after a batch; NULL where nothing counts steps."
+    )
+    optimizer_steps: int | None = counter("Steps of all torch optimizers.")
+    last_step_ns: int | None = gauge("When the last step ended, monotonic.", unit="ns")
+    batches: int | None = counter("Batches fetched for steps, all DataLoaders.")
+    data_wait_ns: int | None = counter(
+        "The main thread in next() of a DataLoader, for steps.", unit="ns"
+    )
+    outside_wait_ns: int | None = counter(
+        "The same outside of steps: in a phase, or without gradients as in evaluation.", unit="ns"
+    )
+    waiting_since_ns: int | None = gauge(
+        "Since when it has been in next(), monotonic; NULL when it is not.", unit="ns"
+    )
+    phase: str | None = label("Phase that the main thread is in; NULL in none.")
+    phase_since_ns: int | None = gauge("Since when, monotonic.", unit="ns")
+    checkpoint_save_ns: int | None = counter("The main thread saving checkpoints.", unit="ns")
+    checkpoint_load_ns: int | None = counter("The main thread loading checkpoints.", unit="ns")
+    evaluation_ns: int | None = counter("The main thread in evaluation, if it tells.", unit="ns")
+    other_phases_ns: int | None = counter("The main thread in any other phase.", unit="ns")
+    background_save_ns: int | None = counter("Other threads saving checkpoints.", unit="ns")
+    gc_ns: int | None = counter("Pauses of Python's garbage collector.", unit="ns")
+    gc_count: int | None = counter("How many.")
+    gc_full_count: int | None = counter("How many of the oldest generation.")
+    hook_errors: int | None = counter("What the probe failed at, and kept to itself.")
+
+
+@table
+class ProbeEvent:
+    """A step, phase or pause that ended, from the ring of a page; gaps in `sequence` are lost."""
+
+    TABLE: ClassVar[str] = "probe_event"
+
+    mono_ns: int = key("When the page was read.", unit="ns")
+    pid: int = key("Process id in the namespace of the agent.")
+    start_ns: int = key("When the process started, boot clock.", unit="ns")
+    sequence: int = key("Number of the record in its page, from 1.")
+    kind: str = label("Step, gc, or the name of a phase such as checkpoint_save.")
+    background: bool = label("Whether it was in another thread than the main one.")
+    begin_ns: int = gauge("When it began, monotonic.", unit="ns")
+    end_ns: int = gauge("When it ended, monotonic.", unit="ns")
+    step: int | None = gauge("Steps so far; one record may stand for several short steps.")
+    data_wait_ns: int | None = gauge("Of a step: waited for data.", unit="ns")
+    batches: int | None = gauge("Of a step: batches fetched.")
+
+
+@table
+class ProbeInfo:
+    """Who publishes a page; written when it is first seen, when it changes, and once a minute."""
+
+    TABLE: ClassVar[str] = "probe_info"
+
+    mono_ns: int = key("When the page was read.", unit="ns")
+    pid: int = key("Process id in the namespace of the agent.")
+    start_ns: int = key("When the process started, boot clock.", unit="ns")
+    page: str | None = label("Path of the page.")
+    opened_ns: int | None = gauge("When it was made, monotonic.", unit="ns")
+    closed_ns: int | None = gauge("When its process ended in good order, monotonic.", unit="ns")
+    inner_pid: int | None = label("Process id in its own namespace.")
+    rank: int | None = label("Global rank, from its launcher or torch.distributed.")
+    world_size: int | None = label("Ranks of the job.")
+    local_rank: int | None = label("Rank on its node.")
+    python: str | None = label("Version of Python.")
+    torch: str | None = label("Version of torch.")
+    loaders: int | None = gauge("DataLoaders that it has used.")
+
+
+@table
+class ProbeLoader:
+    """A DataLoader of a trainer. Totals go on when another DataLoader takes its place."""
+
+    TABLE: ClassVar[str] = "probe_loader"
+
+    mono_ns: int = key("When the page was read.", unit="ns")
+    pid: int = key("Process id in the namespace of the agent.")
+    start_ns: int = key("When the process started, boot clock.", unit="ns")
+    place: int = key("Place in the page, from 0.")
+    loader: int | None = label("Number of the DataLoader in its process, from 1.")
+    iterable: bool | None = label("Whether its data set is of the iterable style.")
+    pin_memory: bool | None = label("Whether a thread pins its batches.")
+    persistent_workers: bool | None = label("Whether workers outlive an epoch.")
+    shared: bool | None = label("Whether several DataLoaders share this place: too many live.")
+    workers: int | None = gauge("Worker processes; 0: the trainer loads by itself.")
+    queue_capacity: int | None = gauge("Batches that may be under way or ready; NULL: no queue.")
+    queue_depth: int | None = gauge("Batches ready when the trainer came last; NULL: no queue.")
+    tasks_outstanding: int | None = gauge("Batches asked of workers, after the last next().")
+    unpinned: int | None = gauge("Batches that the pin-memory thread had not taken by then.")
+    batch_size: int | None = gauge("Samples in a batch.")
+    arrived_ns: int | None = gauge("When the trainer came last, monotonic.", unit="ns")
+    waiting_since_ns: int | None = gauge(
+        "Since when it has been in next(), monotonic; NULL when it is not.", unit="ns"
+    )
+    batches: int | None = counter("Fetched by the main thread for steps.")
+    wait_ns: int | None = counter("In next() for them; without workers that is loading.", unit="ns")
+    outside_batches: int | None = counter("Fetched in a phase, or without gradients.")
+    outside_wait_ns: int | None = counter("In next() for those.", unit="ns")
+    background_batches: int | None = counter("Fetched by other threads than the main one.")
+    background_wait_ns: int | None = counter("In next() for those.", unit="ns")
+    empty_arrivals: int | None = counter("Times that the trainer came and nothing was ready.")
+    depth_sum: int | None = counter("Sum of queue_depth over all times that the trainer came.")
+    iterators: int | None = counter("Epochs begun.")
+    setup_ns: int | None = counter("In iter(): starting workers.", unit="ns")
+    finish_ns: int | None = counter("In the next() that ends an epoch.", unit="ns")
+    finished: int | None = counter("Epochs ended.")
