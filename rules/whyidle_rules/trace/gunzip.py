@@ -56,22 +56,23 @@ class Gunzip(io.RawIOBase):
     def _step(self, most: int) -> bytes:
         data = self._input or self._source.read(_INPUT_BYTES)
         self._input = b""
-        if not data:
-            self._failure = "it is cut off"
-            return b""
         try:
+            # Without data too: the engine may still hold output that did not fit before.
             out: bytes = self._engine.decompress(data, most)
         except (_Error, ValueError):
             self._failure = "its compression is damaged"
             return b""
         if self._engine.eof:
             self._next_member(self._engine.unused_data)
+        elif not data and not out:
+            self._failure = "it is cut off"
         else:
             self._input = self._engine.unconsumed_tail
         return out
 
     def _next_member(self, rest: bytes) -> None:
-        rest = rest or self._source.read(_INPUT_BYTES)
+        while len(rest) < len(MAGIC) and (more := self._source.read(_INPUT_BYTES)):
+            rest += more
         if rest.startswith(MAGIC):
             self._engine = isal_zlib.decompressobj(_GZIP_WINDOW)
             self._input = rest
