@@ -21,6 +21,7 @@ from whyidle.errors import UserError
 
 if TYPE_CHECKING:
     from whyidle_rules.diagnosis import Diagnosis
+    from whyidle_rules.rule import Rule
     from whyidle_rules.trace.load import FileTrace
 
 INTERRUPTED = 130
@@ -180,24 +181,38 @@ def _drop_output() -> None:
 
 
 def _diagnose(args: argparse.Namespace) -> int:
+    # numpy's BLAS would start a thread for each core. Nothing here multiplies matrices, and files
+    # are read in forked processes, for which threads are a hazard.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from whyidle_rules import sources
     from whyidle_rules.trace.load import load
 
     paths = sources.trace_files(args.source)
+    rules: list[Rule] = []
     with _progress(paths) as progress:
-        files = load(paths, progress)  # forks: before DuckDB and its threads are there
-    return _diagnose_traces(args, files)
+        files = load(paths, progress, meanwhile=lambda: rules.extend(_get_ready(args.rules_dir)))
+    return _diagnose_traces(args, files, rules)
 
 
-def _diagnose_traces(args: argparse.Namespace, files: Sequence[FileTrace]) -> int:
-    from whyidle_rules import database, rule_load
+def _get_ready(rules_dir: Sequence[Path]) -> tuple[Rule, ...]:
+    """Load the rules and what runs them: 0.15 s of imports, beside the reading of traces."""
+    from whyidle_rules import rule_load
+    from whyidle_rules.trace import diagnose
+
+    assert diagnose
+    return rule_load.load_rules(rules_dir)
+
+
+def _diagnose_traces(
+    args: argparse.Namespace, files: Sequence[FileTrace], rules: Sequence[Rule]
+) -> int:
+    from whyidle_rules import database
     from whyidle_rules.trace.diagnose import diagnose
     from whyidle_rules.trace.run import assemble
 
     run = assemble(files)
     if len(run.refused) == len(run.files):
         raise UserError(_all_refused(run.refused))
-    rules = rule_load.load_rules(args.rules_dir)
     with database.memory() as con:
         found = diagnose(con, [Path(source) for source in args.source], run, rules)
     if found.totals.gpu_s <= 0:

@@ -28,6 +28,10 @@ _RANK_NAME = re.compile(r"rank[-_ ]?(\d{1,6})(?!\d)", re.IGNORECASE)
 Progress = Callable[[int], None]  # told the bytes of each file that is done
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A GPU as the trace describes it; None where it does not."""
@@ -57,8 +61,14 @@ class FileTrace:
     refusal: str | None = None  # why nothing of the file can be used
 
 
-def load(paths: Sequence[Path], progress: Progress) -> list[FileTrace]:
-    """Read the files, on as many processors as there are; in the order of `paths`."""
+def load(
+    paths: Sequence[Path], progress: Progress, meanwhile: Callable[[], None] = _nothing
+) -> list[FileTrace]:
+    """Read the files, on as many processors as there are; in the order of `paths`.
+
+    `meanwhile` is called once, after the helpers were forked: for what must not be in them, and
+    for imports that would otherwise keep the other processors waiting.
+    """
     sizes = [_size(path) for path in paths]
     order = sorted(range(len(paths)), key=lambda index: -sizes[index])
     workers = min(len(paths), len(os.sched_getaffinity(0)))
@@ -69,10 +79,11 @@ def load(paths: Sequence[Path], progress: Progress) -> list[FileTrace]:
         progress(sizes[index])
 
     if workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
+        meanwhile()
         for index in order:
             done(index, read(paths[index]))
     else:
-        _read_together(paths, order, workers, done)
+        _read_together(paths, order, workers, done, meanwhile)
     return [found[index] for index in range(len(paths))]
 
 
@@ -88,6 +99,7 @@ def _read_together(
     order: list[int],
     workers: int,
     done: Callable[[int, FileTrace], None],
+    meanwhile: Callable[[], None],
 ) -> None:
     """Read with helpers beside this process; each takes the next largest file.
 
@@ -107,6 +119,7 @@ def _read_together(
         for helper in helpers:
             helper.start()
     try:
+        meanwhile()
         mine = _take(paths, order, taken, done)
         _collect(paths, set(order) - mine, helpers, results, done)
     finally:
