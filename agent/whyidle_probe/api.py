@@ -1,26 +1,50 @@
-"""What a trainer may call; all of it does nothing, at no cost, where the probe is not on."""
+"""What a trainer may call; all of it does nothing, at no cost, where the probe is not on.
+
+The rest of the probe is loaded when torch is, or with the first phase or step that is told.
+"""
 
 from __future__ import annotations
 
-import atexit
 import os
-from contextlib import AbstractContextManager
-from types import TracebackType
 
-from whyidle_probe.recorder import OURS, Recorder, folder_of
-from whyidle_probe.torch_hooks import install
+from whyidle_probe.finder import install
+from whyidle_probe.guard import OURS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from whyidle_probe.recorder import Recorder
 
 
-class _Started:
-    """The one recorder of this process: hooks are process-wide, and so is it."""
+class _Process:
+    """The probe of this process: hooks are process-wide, and so is it."""
 
-    __slots__ = ("recorder",)
+    __slots__ = ("folder", "made", "on")
 
     def __init__(self) -> None:
-        self.recorder: Recorder | None = None
+        self.on = False
+        self.folder: str | None = None
+        self.made: Recorder | None = None
+
+    def recorder(self) -> Recorder | None:
+        """Return the recorder, made if the probe is on; None if it is not."""
+        if self.made is None and self.on:
+            from whyidle_probe import recorder
+
+            self.made = recorder.make(self.folder)
+        return self.made
+
+    def hook(self, module: ModuleType) -> None:
+        """Hook a module of torch that has been imported."""
+        from whyidle_probe import torch_hooks
+
+        made = self.recorder()
+        if made is not None:
+            torch_hooks.hook(module, made)
 
 
-_STARTED = _Started()
+_PROCESS = _Process()
 
 
 def start(folder: str | None = None) -> None:
@@ -28,28 +52,25 @@ def start(folder: str | None = None) -> None:
 
     A second call does nothing. Never raises: where pages cannot be made the agent says why.
     """
-    if _STARTED.recorder is not None:
+    if _PROCESS.on:
         return
+    _PROCESS.on = True
     try:
-        workers = os.environ.get("WHYIDLE_PROBE_WORKERS") == "1"
-        recorder = Recorder(folder or folder_of(os.environ), workers=workers)
-        os.register_at_fork(after_in_child=recorder.after_fork)
-        atexit.register(recorder.close)
-        install(recorder)
-        _STARTED.recorder = recorder
-    except OURS:
+        _PROCESS.folder = None if folder is None else os.path.abspath(folder)  # noqa: PTH100
+        install(_PROCESS.hook)
+    except (OSError, *OURS):
         return  # a Python that is not like ours: the trainer goes on without
 
 
 def page_path() -> str | None:
     """Return the path of this process's page, None if it has none (yet)."""
-    recorder = _STARTED.recorder
-    return None if recorder is None or recorder.page is None else recorder.page.path
+    made = _PROCESS.made
+    return None if made is None or made.page is None else made.page.path
 
 
 def step() -> None:
     """End a training step, where no torch optimizer tells; then only these calls count as steps."""
-    recorder = _STARTED.recorder
+    recorder = _PROCESS.recorder()
     if recorder is None:
         return
     try:
@@ -58,8 +79,8 @@ def step() -> None:
         recorder.failed()
 
 
-class _Phase(AbstractContextManager["_Phase"]):
-    """A stretch of time with a name."""
+class Phase:
+    """A stretch of time with a name, as a context."""
 
     __slots__ = ("_entered", "_name")
 
@@ -67,22 +88,16 @@ class _Phase(AbstractContextManager["_Phase"]):
         self._name = name
         self._entered: tuple[int, int, bool] | None = None
 
-    def __enter__(self) -> _Phase:
-        recorder = _STARTED.recorder
+    def __enter__(self) -> None:
+        recorder = _PROCESS.recorder()
         if recorder is not None:
             try:
                 self._entered = recorder.enter(self._name)
             except OURS:
                 recorder.failed()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        recorder, entered, self._entered = _STARTED.recorder, self._entered, None
+    def __exit__(self, *raised: object) -> None:
+        recorder, entered, self._entered = _PROCESS.made, self._entered, None
         if recorder is not None and entered is not None:
             try:
                 recorder.leave(entered)
@@ -90,10 +105,10 @@ class _Phase(AbstractContextManager["_Phase"]):
                 recorder.failed()
 
 
-def phase(name: str) -> AbstractContextManager[object]:
+def phase(name: str) -> Phase:
     """Return a context for a phase, such as "evaluation", "checkpoint_save", "logging", "setup".
 
     Batches fetched inside are kept apart from those of steps. Eight other names may be told; the
     first 30 bytes of a name are kept.
     """
-    return _Phase(name)
+    return Phase(name)

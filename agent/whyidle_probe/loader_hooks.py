@@ -17,8 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from whyidle_probe import layout as at
+from whyidle_probe.guard import OURS
 from whyidle_probe.loader_block import BACKGROUND, OUTSIDE, STEP, LoaderBlock
-from whyidle_probe.recorder import OURS, Recorder
+from whyidle_probe.recorder import Recorder
 
 _WATCH = "_whyidle_watch"
 
@@ -26,12 +27,14 @@ _WATCH = "_whyidle_watch"
 class _Watch:
     """What is known of one iterator. `size` counts batches that have come, None without a queue."""
 
-    __slots__ = ("block", "iterable", "size", "unpinned")
+    __slots__ = ("block", "free", "iterable", "limit", "size", "unpinned")
 
     def __init__(self, block: LoaderBlock, iterator: Any) -> None:
         self.block = block
         found = getattr(iterator, "_data_queue", None)
         self.size = None if found is None else _size(found)
+        # A semaphore of `limit` counts what is free in a queue between processes.
+        self.limit, self.free = _semaphore(found)
         self.unpinned: Callable[[], int] | None = None
         results = getattr(iterator, "_worker_result_queue", None)
         if found is not results and results is not None:
@@ -48,7 +51,8 @@ class _Watch:
             # Tasks of workers that have run dry are still listed.
             ready = sum(1 for task in iterator._task_info.values() if len(task) == 2)
         unpinned = -1 if self.unpinned is None else self.unpinned()
-        self.block.arrive(now_ns, ready + self.size(), unpinned)
+        ready += self.size() if self.free is None else self.limit - self.free()
+        self.block.arrive(now_ns, ready, unpinned)
 
 
 def _size(found: Any) -> Callable[[], int]:
@@ -56,15 +60,19 @@ def _size(found: Any) -> Callable[[], int]:
     if isinstance(found, queue.Queue):
         waiting = found.queue
         return lambda: len(waiting)
+    count: Callable[[], int] = found.qsize
+    return count
+
+
+def _semaphore(found: Any) -> tuple[int, Callable[[], int] | None]:
+    """Return what multiprocessing.Queue.qsize subtracts: half its cost is finding it each time."""
     try:
         limit: int = found._maxsize
         free: Callable[[], int] = found._sem._semlock._get_value
         limit - free()
     except OURS:
-        count: Callable[[], int] = found.qsize
-        return count
-    # As multiprocessing.Queue.qsize does, without its three attribute look-ups.
-    return lambda: limit - free()
+        return 0, None
+    return limit, free
 
 
 def hook(module: ModuleType, recorder: Recorder) -> None:
@@ -167,7 +175,7 @@ def _next(original: Callable[[Any], Any], recorder: Recorder) -> Callable[[Any],
             outstanding = at.UNKNOWN if watch.size is None else self._tasks_outstanding
             if get_ident() != recorder.main_thread:
                 watch.block.took(BACKGROUND, wait_ns, outstanding)
-            elif recorder.in_phase or not grad_enabled():
+            elif recorder.phases or not grad_enabled():
                 watch.block.took(OUTSIDE, wait_ns, outstanding)
             else:
                 watch.block.took(STEP, wait_ns, outstanding)

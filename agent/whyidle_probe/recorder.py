@@ -6,23 +6,23 @@ import torch too. Nothing here raises into the trainer, waits for a lock, or sta
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping
 from time import monotonic_ns
 from typing import Any
 
 from whyidle_probe import layout as at
+from whyidle_probe.guard import OURS
 from whyidle_probe.identity import Identity
 from whyidle_probe.loader_block import LoaderBlock
 from whyidle_probe.page import Page, sweep
 
-# What a bug of ours, or an unknown torch, raises. RuntimeError and OSError are not among them: a
-# signal handler of the trainer may raise those inside our code, and they are the trainer's.
-OURS = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
+SERVICE_FOLDER = "/run/whyidle/probe"
 # A folder that cannot be used is tried again after this long.
 _RETRY_NS = 60_000_000_000
 # Steps that follow each other faster share a record, which bounds what the agent reads.
@@ -42,7 +42,6 @@ class Recorder:
         "_gc_began_ns",
         "_kinds",
         "_lead",
-        "_phases",
         "_retry_ns",
         "_since_ns",
         "_step_began_ns",
@@ -51,6 +50,7 @@ class Recorder:
         "folder",
         "main_thread",
         "page",
+        "phases",
         "slots",
         "step_batches",
         "step_wait_ns",
@@ -73,7 +73,7 @@ class Recorder:
         self._blocks: list[LoaderBlock] = []
         self._by_loader: dict[int, tuple[Any, LoaderBlock]] = {}
         self._kinds: dict[str, int] = {n: k for k, n in enumerate(at.PHASES) if n}
-        self._phases: list[int] = []
+        self.phases: list[int] = []  # that the main thread is in, the innermost last
         self._since_ns = 0
         self._background: deque[tuple[int, int]] = deque(maxlen=64)
         self._background_lock = threading.Lock()
@@ -242,11 +242,6 @@ class Recorder:
                 self.page.name_phase(kind, name)
         return kind
 
-    @property
-    def in_phase(self) -> bool:
-        """Whether the main thread is in a phase."""
-        return bool(self._phases)
-
     def enter(self, name: str) -> tuple[int, int, bool] | None:
         """Begin a phase; return what `leave` wants."""
         if self.open() is None:
@@ -256,7 +251,7 @@ class Recorder:
         main = threading.get_ident() == self.main_thread
         if main:
             self._charge(now)
-            self._phases.append(kind)
+            self.phases.append(kind)
             self.slots[at.PHASE_COUNT + kind] += 1
             self._show(now)
         return kind, now, main
@@ -267,8 +262,8 @@ class Recorder:
         now = monotonic_ns()
         if main:
             self._charge(now)
-            if self._phases:
-                self._phases.pop()
+            if self.phases:
+                self.phases.pop()
             self._show(now)
         else:
             self._add_background(kind, now - began)
@@ -277,13 +272,13 @@ class Recorder:
             self.page.record(event, began, now, self.steps, 0, 0)
 
     def _charge(self, now: int) -> None:
-        if self._phases:
-            self.slots[at.PHASE_NS + self._phases[-1]] += now - self._since_ns
+        if self.phases:
+            self.slots[at.PHASE_NS + self.phases[-1]] += now - self._since_ns
 
     def _show(self, now: int) -> None:
         # One store tells kind and time: the low bits of the time are given up for the kind.
         self._since_ns = now = now >> at.PHASE_BITS << at.PHASE_BITS
-        self.slots[at.PHASE] = now | self._phases[-1] if self._phases else 0
+        self.slots[at.PHASE] = now | self.phases[-1] if self.phases else 0
 
     def _add_background(self, kind: int, ns: int) -> None:
         self._background.append((kind, ns))
@@ -323,6 +318,11 @@ def in_data_worker() -> bool:
     return getattr(worker, "_worker_info", None) is not None
 
 
-def folder_of(environ: Mapping[str, str]) -> str:
-    """Return the folder of pages that the environment names, or the one of the service."""
-    return environ.get("WHYIDLE_PROBE_DIR") or "/run/whyidle/probe"
+def make(folder: str | None) -> Recorder:
+    """Return the recorder of this process, tied to its forks and its end."""
+    workers = os.environ.get("WHYIDLE_PROBE_WORKERS") == "1"
+    chosen = folder or os.environ.get("WHYIDLE_PROBE_DIR") or SERVICE_FOLDER
+    recorder = Recorder(chosen, workers=workers)
+    os.register_at_fork(after_in_child=recorder.after_fork)
+    atexit.register(recorder.close)
+    return recorder

@@ -1,22 +1,17 @@
-"""Hooks torch when it is imported, or at once where it already is; imports it never.
-
-A finder at the front of `sys.meta_path` lets the others find the module, and adds one call to the
-loader of these few modules. Loader, spec and module stay what they were.
-"""
+"""Hooks modules of torch that have been imported: optimizers, saving and loading, DataLoader."""
 
 from __future__ import annotations
 
 import functools
-import importlib.abc
 import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from whyidle_probe import layout as at
 from whyidle_probe import loader_hooks
-from whyidle_probe.recorder import OURS, Recorder
+from whyidle_probe.guard import OURS
+from whyidle_probe.recorder import Recorder
 
 Hook = Callable[[ModuleType, Recorder], None]
 
@@ -82,6 +77,14 @@ def _leave(recorder: Recorder, entered: tuple[int, int, bool]) -> None:
         recorder.failed()
 
 
+def hook(module: ModuleType, recorder: Recorder) -> None:
+    """Hook one of finder.MODULES."""
+    try:
+        _hooks()[module.__name__](module, recorder)
+    except OURS:
+        recorder.failed()  # an unknown torch: what is not hooked stays unknown
+
+
 def _hooks() -> dict[str, Hook]:
     return {
         "torch.optim.optimizer": _optimizers,
@@ -101,69 +104,3 @@ def _all(*hooks: Hook) -> Hook:
             one(module, recorder)
 
     return hook
-
-
-class Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; for every other module it costs one look into a dictionary."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._hooks = _hooks()
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec that the other finders have, with one call added to its loader."""
-        if fullname not in self._hooks:
-            return None
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                self._attach(spec)
-                return spec
-        return None
-
-    def _attach(self, spec: ModuleSpec) -> None:
-        loader: Any = spec.loader
-        original = getattr(loader, "exec_module", None)
-        if original is None:
-            return
-
-        def exec_module(module: ModuleType) -> None:
-            # On the instance, which serves this one module: gone again before the module runs.
-            loader.__dict__.pop("exec_module", None)
-            original(module)
-            self.apply(module)
-
-        try:
-            loader.exec_module = exec_module
-        except (AttributeError, TypeError):
-            return  # a loader that takes no attribute is left alone
-
-    def apply(self, module: ModuleType) -> None:
-        """Hook a module that has been imported, once."""
-        hook = self._hooks.pop(module.__name__, None)
-        if hook is None:
-            return
-        try:
-            hook(module, self._recorder)
-        except OURS:
-            self._recorder.failed()  # an unknown torch: what is not hooked stays unknown
-
-    def apply_present(self) -> None:
-        """Hook what has been imported before."""
-        for name in tuple(self._hooks):
-            module = sys.modules.get(name)
-            spec = getattr(module, "__spec__", None)
-            # One that is being imported just now is not complete.
-            if module is not None and not getattr(spec, "_initializing", False):
-                self.apply(module)
-
-
-def install(recorder: Recorder) -> None:
-    """Begin to watch for torch."""
-    finder = Finder(recorder)
-    finder.apply_present()
-    sys.meta_path.insert(0, finder)

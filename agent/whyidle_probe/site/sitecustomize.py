@@ -45,8 +45,7 @@ def _start_probe() -> None:
             spec.loader.exec_module(module)
         sys.modules["whyidle_probe"].start()
     except Exception:  # noqa: BLE001 - whatever is wrong with the probe, the trainer must start
-        if "whyidle_probe.api" not in sys.modules:
-            sys.modules.pop("whyidle_probe", None)
+        return
 
 
 try:
