@@ -42,6 +42,7 @@ class Recorder:
         "_gc_began_ns",
         "_kinds",
         "_lead",
+        "_made_ns",
         "_retry_ns",
         "_since_ns",
         "_step_began_ns",
@@ -83,7 +84,7 @@ class Recorder:
         self.steps = 0
         self.step_batches = 0
         self.step_wait_ns = 0
-        self._step_began_ns = monotonic_ns()
+        self._made_ns = self._step_began_ns = monotonic_ns()
         self._step_recorded: tuple[int, int, int] = (0, 0, 0)
 
     def after_fork(self) -> None:
@@ -259,6 +260,8 @@ class Recorder:
     def leave(self, entered: tuple[int, int, bool]) -> None:
         """End a phase: time goes to the innermost one, other threads' is kept apart."""
         kind, began, main = entered
+        if began < self._made_ns:
+            return  # entered by the parent, before a fork
         now = monotonic_ns()
         if main:
             self._charge(now)
