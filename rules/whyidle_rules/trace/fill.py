@@ -192,27 +192,16 @@ def _rows(parts: Parts, line: Timeline) -> tuple[dict[str, npt.NDArray[np.generi
 
 
 def _create(con: duckdb.DuckDBPyConnection, run: TraceRun, rows: _Rows, count: int) -> None:
-    con.execute(
-        "CREATE TABLE trace_gpu (place BIGINT, node VARCHAR, gpu INTEGER, rank INTEGER,"
-        " world_size INTEGER, has_operators BOOLEAN, has_calls BOOLEAN, has_gc BOOLEAN)"
-    )
-    for place, gpu in enumerate(run.gpus):
-        file = gpu.file
-        con.execute(
-            "INSERT INTO trace_gpu VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                place,
-                gpu.node,
-                gpu.trace.device if gpu.trace.device >= 0 else None,
-                gpu.rank,
-                run.world_size or file.world_size,
-                file.has_operators,
-                file.has_calls,
-                file.has_python or file.has_gc,
-            ],
-        )
-    con.register("trace_pieces", rows.table())
-    con.execute(f"CREATE TABLE trace_evidence AS {_query()}")
+    table = rows.table()
+    place = table["place"]
+    # What belongs to the GPU is laid beside each row here, -1 for unknown: a join would bring 5 MB
+    # of DuckDB's code and tables into memory.
+    for name, values in _by_gpu(run).items():
+        table[name] = np.append(values, -1)[place]
+    table["late_rank"] = np.append(_by_gpu(run)["rank"], -1)[table["late"]]
+    con.register("trace_pieces", table)
+    nodes = {"nodes": [gpu.node for gpu in run.gpus]}
+    con.execute(f"CREATE TABLE trace_evidence AS {_query()}", nodes)
     con.execute(f"CREATE VIEW evidence AS FROM trace_evidence WHERE window_id < {count}")
     con.execute(
         "CREATE TABLE trace_rows AS SELECT window_id, place, kind, ns FROM trace_pieces"
@@ -221,15 +210,30 @@ def _create(con: duckdb.DuckDBPyConnection, run: TraceRun, rows: _Rows, count: i
     con.unregister("trace_pieces")
 
 
+def _by_gpu(run: TraceRun) -> dict[str, Ints]:
+    """Return what every row of a GPU shares; -1 for unknown."""
+
+    def known(value: int | None) -> int:
+        return -1 if value is None else value
+
+    columns: dict[str, list[int]] = {"gpu": [], "rank": [], "world_size": [], "has_gc": []}
+    for gpu in run.gpus:
+        columns["gpu"].append(gpu.trace.device)
+        columns["rank"].append(known(gpu.rank))
+        columns["world_size"].append(known(run.world_size or gpu.file.world_size))
+        columns["has_gc"].append(int(gpu.file.has_python or gpu.file.has_gc))
+    return {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
+
+
 def _query() -> str:
     empty = [kind for kind in Piece if kind < Piece.TRANSFER]
     spinning = [kind for kind in Piece if Piece.TRANSFER <= kind < Piece.WORKING]
     expressions: dict[str, str] = {
         "window_id": "window_id",
-        "node": "g.node",
-        "gpu": "g.gpu",
+        "node": "$nodes[place + 1]",
+        "gpu": "nullif(gpu, -1)",
         "uuid": "NULL",
-        "rank": "g.rank",
+        "rank": "nullif(rank, -1)",
         "t0_ns": "t0_ns",
         "t1_ns": "t1_ns",
         "d_s": "ns / 1e9",
@@ -239,8 +243,8 @@ def _query() -> str:
         "data_workers": f"CASE WHEN kind = {int(Piece.DATA_IN_TRAINER)} THEN 0 END",
         "launch_late_s": f"CASE WHEN kind = {int(Piece.UNSEEN)} THEN NULL ELSE {_when(_LATE)} END",
         "coll_transport": "NULL",
-        "late_rank": "l.rank",
-        "world_size": "g.world_size",
+        "late_rank": "nullif(late_rank, -1)",
+        "world_size": "nullif(world_size, -1)",
     }
     for name, kinds in _FILLS.items():
         expressions[name] = f"CASE {_unknown(name)} ELSE {_when(kinds)} END"
@@ -248,10 +252,7 @@ def _query() -> str:
         f'CAST({expressions[column.name]} AS {column.type}) AS "{column.name}"'
         for column in evidence.COLUMNS
     )
-    return (
-        f"SELECT {body} FROM trace_pieces p JOIN trace_gpu g ON p.place = g.place"
-        " LEFT JOIN trace_gpu l ON p.late = l.place ORDER BY window_id"
-    )
+    return f"SELECT {body} FROM trace_pieces"
 
 
 def _unknown(name: str) -> str:
@@ -266,7 +267,7 @@ def _unknown(name: str) -> str:
     clause = f"WHEN kind IN ({_list(kinds)}) THEN NULL" if kinds else "WHEN false THEN NULL"
     if name in _PYTHON_COLUMNS:
         # A pause shows as silence, or as one long operator, unless Python frames say what it was.
-        clause += f" WHEN kind IN ({_list((Piece.SILENT, Piece.BUSY))}) AND NOT g.has_gc THEN NULL"
+        clause += f" WHEN kind IN ({_list((Piece.SILENT, Piece.BUSY))}) AND has_gc = 0 THEN NULL"
     return clause
 
 

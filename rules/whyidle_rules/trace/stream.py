@@ -22,7 +22,7 @@ import msgspec
 
 from whyidle_rules.trace.gunzip import MAGIC, Gunzip, GunzipError
 
-BLOCK_BYTES = 1 << 20  # decoded events of a block take about ten times this
+BLOCK_BYTES = 1 << 19  # decoded events of a block take about ten times this
 HEADER_BYTES_MAX = 64 << 20  # of what stands before the events, or of one event
 STEP_BYTES_MAX = 8 << 20
 DAMAGED_EVENTS_MAX = 1000  # then the rest of the file is given up
