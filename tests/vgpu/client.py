@@ -92,7 +92,11 @@ class VirtualGpu:
         except OSError as error:
             self._socket.close()
             raise NodeLost(f"no virtual GPU node answers at {path}: {error}") from error
-        answer = _understood(data, path)
+        try:
+            answer = _understood(data, path)
+        except (NodeLost, ValueError):
+            self._socket.close()
+            raise
         self.index, self.uuid = index, str(answer["uuid"])
         self._ring = Ring(files[0])
         os.close(files[0])

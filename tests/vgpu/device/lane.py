@@ -129,7 +129,8 @@ class Context:
     taken: int = 0
     done: int = 0
     memory_bytes: int = 0
-    dead: bool = False
+    resident_ns: float = 0.0
+    sm_percent: int = 0
     begin_ns: int = 0
     lanes: dict[int, Lane] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)

@@ -167,7 +167,6 @@ class Machine:
 
     def kill(self, context: Context, now_ns: int) -> None:
         """A process is gone: `advance(now_ns)` first, and take what ran out of its lanes."""
-        context.dead = True
         device = self.devices[context.gpu]
         device.contexts.remove(context)
         for engine in device.engines:
