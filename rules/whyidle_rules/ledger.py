@@ -58,6 +58,9 @@ def split(total: int, weights: Mapping[T, float]) -> dict[T, int]:
     exact = {key: total * weight / whole for key, weight in weights.items()}
     parts = {key: int(value) for key, value in exact.items()}
     missing = total - sum(parts.values())
+    if not 0 <= missing <= len(parts):  # beyond 2**53 doubles lose whole units
+        parts[max(parts, key=lambda key: parts[key])] += missing
+        missing = 0
     by_remainder = sorted(parts, key=lambda key: parts[key] - exact[key])
     for key in by_remainder[:missing]:
         parts[key] += 1
