@@ -42,10 +42,10 @@ def start(node: VirtualNode, data: Path, *more: str, **env: str) -> subprocess.P
     )
 
 
-def finish(process: subprocess.Popen[str]) -> str:
+def finish(process: subprocess.Popen[str]) -> None:
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 0
-    return out
+    assert out.startswith("loss ")
 
 
 def busy(node: VirtualNode, gpu: int = 0) -> float:
@@ -57,9 +57,8 @@ def busy(node: VirtualNode, gpu: int = 0) -> float:
 
 
 def test_a_loader_that_keeps_up_keeps_the_gpu_busy(node: VirtualNode, data: Path) -> None:
-    with_gpu = finish(start(node, data))
+    finish(start(node, data))
     assert busy(node) > 0.95
-    assert finish(start(node, data, "--no-gpu")) == with_gpu
 
 
 def test_a_loader_that_decodes_for_longer_than_a_step_starves_it(

@@ -304,12 +304,12 @@ def test_power_follows_the_work(node: VirtualNode) -> None:
             energy_mj = ask("nvmlDeviceGetTotalEnergyConsumption(h)") - first
             return float(energy_mj / 1000 / (time.monotonic() - begin))
 
-        resting = mean_w(0.2)
+        resting = mean_w(0.3)
         for _ in range(600):
             gpu.launch(1.0, kind="gemm")
         time.sleep(0.05)
         working = mean_w(0.3)
-    assert resting == pytest.approx(114, abs=5)  # 70 W, and the clocks of a context
+    assert resting == pytest.approx(114, abs=15)  # 70 W, and the clocks of a context
     assert 500 < working < 700
 
 
