@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_make import ALLREDUCE, US, collective, columns, frame, kernel, operator, span
@@ -20,6 +20,7 @@ def ns(text: str) -> int:
     return nanoseconds(msgspec.Raw(text.encode()))
 
 
+@settings(deadline=None)
 @given(TIMES)
 def test_decimals_of_microseconds_are_exact(time_ns: int) -> None:
     sign, size = "-" if time_ns < 0 else "", abs(time_ns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whyidle_rules.trace import intervals
@@ -43,6 +43,7 @@ def canonical(spans: Ints) -> bool:
     return bool((spans[1:, 0] > spans[:-1, 1]).all())
 
 
+@settings(deadline=None)
 @given(PAIRS, BASES)
 def test_union(pairs: Pairs, base: int) -> None:
     found = as_set(pairs, base)
@@ -51,6 +52,7 @@ def test_union(pairs: Pairs, base: int) -> None:
     assert intervals.length_ns(found) == len(model(pairs))
 
 
+@settings(deadline=None)
 @given(PAIRS, PAIRS, BASES)
 def test_two_sets(a: Pairs, b: Pairs, base: int) -> None:
     one, other = as_set(a, base), as_set(b, base)
@@ -63,6 +65,7 @@ def test_two_sets(a: Pairs, b: Pairs, base: int) -> None:
     assert intervals.length_ns(left) == len(model(a) - model(b))
 
 
+@settings(deadline=None)
 @given(PAIRS, PAIRS, BASES)
 def test_what_both_cover_has_its_owner(a: Pairs, b: Pairs, base: int) -> None:
     one, other = as_set(a, base), as_set(b, base)
@@ -73,6 +76,7 @@ def test_what_both_cover_has_its_owner(a: Pairs, b: Pairs, base: int) -> None:
         assert other[row, 0] <= begin < end <= other[row, 1]
 
 
+@settings(deadline=None)
 @given(PAIRS, st.data())
 def test_touching_pieces_of_several_owners_stay_apart(a: Pairs, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, 60), min_size=2, max_size=6)))
@@ -87,6 +91,7 @@ def test_touching_pieces_of_several_owners_stay_apart(a: Pairs, data: st.DataObj
     assert found == {t: row for t, row in expected.items() if t in model(a)}
 
 
+@settings(deadline=None)
 @given(PAIRS, BASES)
 def test_flatten_gives_time_to_the_one_that_ends_last(pairs: Pairs, base: int) -> None:
     spans, owner = intervals.flatten(*columns(pairs, base))
@@ -97,6 +102,7 @@ def test_flatten_gives_time_to_the_one_that_ends_last(pairs: Pairs, base: int) -
             assert pairs[row][0] <= t < pairs[row][1] == latest
 
 
+@settings(deadline=None)
 @given(PAIRS, TIMES, TIMES, BASES)
 def test_bounds(pairs: Pairs, begin: int, end: int, base: int) -> None:
     inside = set(range(begin, end))
@@ -108,6 +114,7 @@ def test_bounds(pairs: Pairs, begin: int, end: int, base: int) -> None:
     assert points(clipped, base) == inside & model(pairs)
 
 
+@settings(deadline=None)
 @given(PAIRS, st.lists(st.tuples(TIMES, TIMES).map(sorted), max_size=6), BASES)
 def test_covered(pairs: Pairs, windows: list[list[int]], base: int) -> None:
     starts, ends = columns([(begin, end) for begin, end in windows], base)
@@ -116,6 +123,7 @@ def test_covered(pairs: Pairs, windows: list[list[int]], base: int) -> None:
     assert found.tolist() == [len(set(range(a, b)) & model(pairs)) for a, b in windows]
 
 
+@settings(deadline=None)
 @given(PAIRS, st.lists(TIMES, max_size=8), BASES)
 def test_holds(pairs: Pairs, times: list[int], base: int) -> None:
     found = intervals.holds(as_set(pairs, base), np.array(times, dtype=np.int64) + base)

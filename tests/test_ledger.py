@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whyidle_rules.diagnosis import Grade, Root, RootCause
@@ -12,6 +12,7 @@ B = Place(node="b", rank=1)
 GC = ("host_pause", "gc")
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 10**15) | st.integers(0, 10**19),
     st.dictionaries(st.integers(), st.floats(0, 1e12) | st.just(0.0), max_size=8),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_make import US, collective, device, kernel
@@ -126,6 +126,7 @@ def test_no_communication_is_no_pieces() -> None:
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(-1, 30)), max_size=6)
 
 
+@settings(deadline=None)
 @given(SPANS, st.lists(st.booleans(), min_size=6, max_size=6), st.sets(st.integers(0, 89)))
 def test_pieces_cover_what_is_exposed_exactly_once(
     spans: list[tuple[int, int, int]], complete: list[bool], hidden: set[int]
