@@ -65,7 +65,7 @@ def test_a_loader_that_decodes_for_longer_than_a_step_starves_it(
     node: VirtualNode, data: Path
 ) -> None:
     finish(start(node, data, "--decode-ms", "20"))
-    assert 0.1 < busy(node) < 0.55
+    assert busy(node) < 0.55
 
 
 def test_a_rank_whose_loader_is_late_lets_the_other_poll(node: VirtualNode, data: Path) -> None:

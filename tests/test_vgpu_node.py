@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from vgpu.client import NodeLost, VirtualGpu
+from vgpu.client import GpuLost, VirtualGpu
 from vgpu.device.serve import VirtualNode, virtual_gpus
 from vgpu.device.truth import Interval, Truth
 from vgpu.device.wire import ENVIRONMENT, QUEUE_DEPTH
@@ -278,7 +278,7 @@ def test_a_trainer_learns_of_the_death_of_its_node(node: VirtualNode, doing: str
         gpu.launch(3_000.0)
         os.kill(node.pid, signal.SIGKILL)
         begin = time.monotonic()
-        with pytest.raises(NodeLost):
+        with pytest.raises(GpuLost):
             while True:
                 if doing == "wait":
                     gpu.synchronize()
@@ -287,10 +287,29 @@ def test_a_trainer_learns_of_the_death_of_its_node(node: VirtualNode, doing: str
                 assert time.monotonic() - begin < 3.0
 
 
+def test_a_lost_gpu_takes_its_contexts_with_it(node: VirtualNode) -> None:
+    with use(node, 0) as gpu, use(node, 1) as other:
+        for _ in range(100):
+            gpu.launch(20.0)
+        time.sleep(0.03)
+        node.standin.state.gpus[0].lose()
+        with pytest.raises(GpuLost, match="fell off the bus"):
+            gpu.synchronize()
+        with pytest.raises(ValueError, match="GPU 0 is lost"):
+            use(node, 0)
+        other.launch(1.0)
+        other.synchronize()
+        node.standin.state.gpus[0].recover()
+        with use(node, 0) as again:
+            again.launch(1.0)
+            again.synchronize()
+    assert [row.cut for row in node.truth().intervals(gpu=0)][-2:] == [True, False]
+
+
 def test_misuse_is_told_in_a_sentence(node: VirtualNode, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no GPU 9: this node has 2"):
         use(node, 9)
-    with pytest.raises(NodeLost, match="no virtual GPU node answers at"):
+    with pytest.raises(GpuLost, match="no virtual GPU node answers at"):
         VirtualGpu(str(tmp_path / "nothing"), 0, 0)
     code = (
         "gpu = connect(0)\n"

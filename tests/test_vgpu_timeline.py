@@ -184,6 +184,47 @@ def test_a_death_takes_the_queue_and_leaves_the_peers_hanging(tmp_path: Path) ->
     assert paper.machine.next_arrival_ns() == FAR_NS
 
 
+def test_the_dead_have_not_arrived(tmp_path: Path) -> None:
+    paper = Paper(gpus=2)
+    a, b = paper.process(0), paper.process(1)
+    world = paper.group(a, b)
+    a.collective(at_us=10, us=5, group=world)
+    paper.round(at_us=50)
+    paper.kill(a)
+    b.collective(at_us=60, us=5, group=world)
+    paper.round(at_us=100)
+    rows = paper.truth(tmp_path).intervals()
+    assert times(rows) == [(10, 50), (60, 100)]
+    assert [row.ready_ns for row in rows] == [None, None]
+
+
+def test_a_death_as_the_last_one_arrives_keeps_the_wait(tmp_path: Path) -> None:
+    paper = Paper(gpus=2)
+    a, b = paper.process(0), paper.process(1)
+    world = paper.group(a, b)
+    a.collective(at_us=10, us=5, group=world)
+    b.collective(at_us=50, us=5, group=world)
+    paper.round(at_us=50)
+    paper.kill(a)
+    paper.round(at_us=100)
+    truth = paper.truth(tmp_path)
+    assert [(row.begin_ns, row.ready_ns, row.end_ns) for row in truth.intervals(gpu=0)] == [
+        (10 * US, 50 * US, 50 * US)
+    ]
+    assert times(truth.intervals(gpu=1)) == [(50, 55)]  # its data were under way
+
+
+def test_a_death_frees_the_copy_engine(tmp_path: Path) -> None:
+    paper = Paper(gpus=1)
+    a, b = paper.process(0), paper.process(0)
+    a.copy(at_us=0, size_bytes=52 * 1000 * 500)
+    paper.round(at_us=20)
+    paper.kill(a)
+    b.copy(at_us=30, size_bytes=52 * 1000)
+    paper.round(at_us=100)
+    assert times(paper.truth(tmp_path).intervals()) == [(0, 20), (30, 39)]
+
+
 def test_a_restarted_job_gets_a_new_group_of_the_same_name(tmp_path: Path) -> None:
     paper = Paper(gpus=2)
     first = [paper.process(gpu) for gpu in range(2)]

@@ -9,8 +9,8 @@
     gpu.synchronize()                                # blocks until all of it is done
 
 The device runs on its own timeline; nothing here marks busy time. Waits block in a system call
-(like cudaDeviceScheduleBlockingSync) and hold no lock of the interpreter. A dead node raises
-NodeLost at the next wait, or within a second of launching.
+(like cudaDeviceScheduleBlockingSync) and hold no lock of the interpreter. A node that dies, or a
+GPU that is lost, raises GpuLost in a wait at once, in launches after a second.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _STAGED_BYTES = 64 << 10
 _CHANNELS = 16
 # Bytes of a collective whose size was not given: its time at the bus rate of eight H100.
 _BUS_BYTES_PER_MS = 240e6
-_STREAMS_MAX = 65535
+_GONE = "the virtual GPU is gone: its node ended, or it fell off the bus"
 
 
-class NodeLost(RuntimeError):
-    """The virtual GPU node is gone, as a GPU that fell off the bus."""
+class GpuLost(RuntimeError):
+    """The node is gone, or the GPU fell off the bus: the context cannot be used any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +91,10 @@ class VirtualGpu:
             data, files, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES_MAX, 1)
         except OSError as error:
             self._socket.close()
-            raise NodeLost(f"no virtual GPU node answers at {path}: {error}") from error
+            raise GpuLost(f"no virtual GPU node answers at {path}: {error}") from error
         try:
             answer = _understood(data, path)
-        except (NodeLost, ValueError):
+        except (GpuLost, ValueError):
             self._socket.close()
             raise
         self.index, self.uuid = index, str(answer["uuid"])
@@ -271,7 +271,7 @@ class VirtualGpu:
         try:
             self._socket.send(DOORBELL)
         except OSError as error:
-            raise NodeLost("the virtual GPU node is gone") from error
+            raise GpuLost(_GONE) from error
 
     def _own(self) -> None:
         if self._pid != os.getpid():
@@ -287,13 +287,13 @@ class VirtualGpu:
                 self._socket.send(json.dumps(question).encode())
                 data = self._socket.recv(MESSAGE_BYTES_MAX)
             except OSError as error:
-                raise NodeLost("the virtual GPU node is gone") from error
+                raise GpuLost(_GONE) from error
         return _understood(data, "the node")
 
 
 def _understood(data: bytes, who: str) -> dict[str, Any]:
     if not data:
-        raise NodeLost(f"the virtual GPU node is gone ({who} closed the connection)")
+        raise GpuLost(f"{_GONE} ({who} closed the connection)")
     answer: dict[str, Any] = json.loads(data)
     if "error" in answer:
         raise ValueError(answer["error"])
@@ -304,6 +304,6 @@ def connect(index: int | None = None, *, memory_bytes: int = 0) -> VirtualGpu:
     """A GPU of the node that WHYIDLE_VGPU names; by default that of LOCAL_RANK, or the first."""
     path = os.environ.get(ENVIRONMENT)
     if path is None:
-        raise NodeLost(f"{ENVIRONMENT} is not set: start a node with vgpu.device.serve")
+        raise GpuLost(f"{ENVIRONMENT} is not set: start a node with vgpu.device.serve")
     chosen = int(os.environ.get("LOCAL_RANK", "0")) if index is None else index
     return VirtualGpu(path, chosen, memory_bytes)

@@ -135,6 +135,11 @@ class Gpu:
         return str(self._raw.uuid.decode())
 
     @property
+    def lost(self) -> bool:
+        """Whether every call on it fails."""
+        return bool(self._raw.lost)
+
+    @property
     def multiprocessors(self) -> int:
         """How many SMs it has."""
         return int(self._raw.multiprocessors)

@@ -121,15 +121,13 @@ def _pack(
 
 
 def _running(lane: Lane, now_ns: int) -> bytes:
-    """Records of what is resident now. Of a collective's two pieces the first speaks for both."""
+    """Records of what is resident now; of a collective's two pieces the last knows both."""
     rows = b""
     for piece in lane.pieces:
-        if piece.begin_ns >= now_ns:
+        if piece.first_ns >= now_ns:
             break
-        if not piece.last and piece.end_ns < now_ns:
-            continue
-        cut = not piece.last or piece.end_ns > now_ns
-        rows += _record(lane, piece, min(piece.end_ns, now_ns), cut=cut)
+        if piece.last:
+            rows += _record(lane, piece, min(piece.end_ns, now_ns), cut=piece.end_ns > now_ns)
     held: Held | None = lane.held
     if held is not None and held.op.code == Code.COLLECTIVE and held.arrival_ns < now_ns:
         times = (held.arrival_ns, _NONE, now_ns)

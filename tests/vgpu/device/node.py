@@ -121,7 +121,11 @@ class Node:
         changed |= self._machine.advance(now_ns)
         clients = self._all()
         for client in clients:
-            if client.context is not None and (client.gone or client.inbox):
+            if client.context is None:
+                continue
+            # Who uses a GPU that falls off the bus loses its context, as with the real driver.
+            client.gone = client.gone or self._publishers[client.context.gpu].lost
+            if client.gone or client.inbox:
                 changed.add(client.context.gpu)
         self._floor_ns = now_ns
         for slot, publisher in enumerate(self._publishers):
@@ -212,6 +216,9 @@ class Node:
             client.reply(error=f"there is no GPU {gpu}: this node has {len(self._publishers)}")
             return
         publisher = self._publishers[gpu]
+        if publisher.lost:
+            client.reply(error=f"GPU {gpu} is lost")
+            return
         publisher.sweep(now_ns, self._ledger)
         context, ring_file = new_context(client, gpu, message["memory_bytes"], now_ns)
         self._machine.devices[gpu].contexts.append(context)

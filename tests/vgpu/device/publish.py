@@ -91,6 +91,11 @@ class Publisher:
         self._news = False  # something happened, or was planned, since the last publication
         self._powered = False
 
+    @property
+    def lost(self) -> bool:
+        """Whether the GPU fell off the bus."""
+        return self._gpu.lost
+
     def sweep(self, now_ns: int, ledger: Ledger) -> None:
         """Counts the timeline up to now, and takes out what has ended."""
         if now_ns <= self.swept_ns:
