@@ -145,8 +145,10 @@ def _guarded(run: Callable[[], int]) -> int:
     """Turn failures that a user can act on into one line and an exit code."""
     _open_what_is_closed()
     try:
-        code = run()
-        sys.stdout.flush()
+        try:
+            code = run()
+        finally:  # --help leaves this way too
+            sys.stdout.flush()
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return 2
