@@ -21,6 +21,12 @@ from whyidle_rules import cli
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "traces" / "ddp-4-ranks-rank-1-loads-itself"
 TIMEOUT_S = 60
+# Output is buffered, as it is for whoever has not asked for anything else.
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("NO_COLOR", "PYTHONUNBUFFERED")
+}
 
 
 def command(program: str, *arguments: str | Path) -> list[str]:
@@ -37,7 +43,7 @@ def run(
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env={**os.environ, **(env or {})},
+        env={**ENVIRONMENT, **(env or {})},
     )
 
 
@@ -268,7 +274,7 @@ def on_terminal(*arguments: str | Path, env: dict[str, str] | None = None) -> st
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=subprocess.DEVNULL,
-        env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, **(env or {})},
+        env={**ENVIRONMENT, **(env or {})},
     )
     os.close(theirs)
     parts = []
@@ -297,10 +303,13 @@ def test_colours_elsewhere_are_for_those_who_ask(monkeypatch: pytest.MonkeyPatch
     assert ESCAPE in diagnose(FIXTURE, "--colour=always").stdout
 
 
-@pytest.mark.parametrize("arguments", [["--json"], []])
+@pytest.mark.parametrize("arguments", [["--json"], ["--help"], []])
 def test_a_reader_that_leaves_is_no_failure(arguments: list[str]) -> None:
     process = subprocess.Popen(
-        command("diagnose", *arguments, FIXTURE), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command("diagnose", *arguments, FIXTURE),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -310,7 +319,7 @@ def test_a_reader_that_leaves_is_no_failure(arguments: list[str]) -> None:
     assert process.wait(TIMEOUT_S) == 0
 
 
-@pytest.mark.parametrize("arguments", [["--json"], []])
+@pytest.mark.parametrize("arguments", [["--json"], ["--help"], []])
 def test_a_full_disk_is_one_sentence(arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         process = subprocess.run(
@@ -319,6 +328,7 @@ def test_a_full_disk_is_one_sentence(arguments: list[str]) -> None:
             stderr=subprocess.PIPE,
             text=True,
             timeout=TIMEOUT_S,
+            env=ENVIRONMENT,
         )
     assert process.returncode == 2
     assert process.stderr == (

@@ -165,7 +165,10 @@ def test_without_operators_a_late_launch_has_no_reason() -> None:
 
 
 def test_of_two_events_that_end_a_gap_the_launched_one_counts() -> None:
-    assert gap(kernel(400, 5, 77)) == [(100, 390, "SILENT"), (390, 400, "LATENCY")]
+    launched, other = kernel(400, 10, 1), kernel(400, 5, 77)
+    for pair in ([launched, other], [other, launched]):
+        found = device([kernel(0, 100), operator(-5, 2), *pair, call(390, 5, 1)])
+        assert told(found.pieces) == [(100, 390, "SILENT"), (390, 400, "LATENCY")]
 
 
 @pytest.mark.parametrize(

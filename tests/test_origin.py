@@ -223,6 +223,53 @@ def test_what_was_ahead_is_forgotten_once_the_other_has_come_first() -> None:
     assert found[1] == {(0, SILENT): pytest.approx(300)}
 
 
+def test_what_was_ahead_of_a_rank_is_forgotten_once_that_one_waits_longer() -> None:
+    a, b, c = Rank(0), Rank(1), Rank(2)
+    for rank in (a, b, c):
+        rank.compute(50)
+    meet(a, b, c, number=1)
+    b.load(300)
+    for rank in (a, b):
+        rank.compute(50)
+    c.load(300)
+    c.compute(50)
+    meet(a, b, number=1, group="ab", beside={0: 200})
+    b.compute(200)
+    a.pause(500)
+    c.compute(900)
+    meet(a, b, c, number=2)  # `b` has caught up, and came before `a`
+    b.compute(70)
+    meet(a, b, number=2, group="ab")
+    # 100 in the first wait, 450 for `c`, and nothing that `b` does now is the loader's fault.
+    found = roots(a, b, c)[0]
+    assert found[1, SLOW] == pytest.approx(70)
+    assert found[1, LOADING] == pytest.approx(100)
+
+
+def test_a_wait_is_counted_from_the_last_meeting_of_any_group() -> None:
+    a, b = pair()
+    b.load(300)
+    for rank in (a, b):
+        rank.compute(50)
+    meet(a, b, number=1, group="h")
+    for rank in (a, b):
+        rank.compute(50)
+    b.compute(40)
+    meet(a, b, number=2, group="g")
+    b.pause(30)
+    for rank in (a, b):
+        rank.compute(50)
+    meet(a, b, number=2, group="h")
+    assert roots(a, b) == [
+        {
+            (1, LOADING): pytest.approx(300),
+            (1, SLOW): pytest.approx(40),
+            (1, SILENT): pytest.approx(30),
+        },
+        {},
+    ]
+
+
 def test_chains_walk_back_over_two_process_groups() -> None:
     a, b, c = Rank(0), Rank(1), Rank(2)
     for rank in (a, b, c):
