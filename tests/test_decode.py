@@ -168,6 +168,13 @@ def test_what_a_kernel_says() -> None:
     assert [found.gpu_names[row] for row in found.gpu_name] == ["gemm"] * 3
 
 
+@pytest.mark.parametrize("percent", [-5, 101, 100_000, "high", 12.5])
+def test_an_occupancy_that_cannot_be_is_unknown(percent: object) -> None:
+    event = kernel(1, 2)
+    event["args"]["est. achieved occupancy %"] = percent
+    assert columns([event]).gpu_occupancy.tolist() == [NO_VALUE]
+
+
 def test_old_files_name_the_gpu_as_the_process_and_the_thread_as_text() -> None:
     event = {**kernel(1, 2), "pid": 2, "args": {"stream": "stream 7", "correlation": "12"}}
     found = columns([event, {**operator(3, 1), "tid": "25738"}, {**operator(5, 1), "tid": 25738}])
