@@ -115,11 +115,11 @@ def train(node: VirtualNode, steps: int) -> list[subprocess.Popen[bytes]]:
 
 
 def test_gpm_windows_equal_the_timeline(node: VirtualNode) -> None:
-    trainers = train(node, 80)
+    trainers = train(node, 60)
     with Asker(node.env) as ask:
         ask.do("h = nvmlDeviceGetHandleByIndex(0)\n" + READER)
         time.sleep(0.5)
-        windows: list[Any] = ask(f"windows(20, [{GR}, {SM}, {NVLINK_TX}])")
+        windows: list[Any] = ask(f"windows(14, [{GR}, {SM}, {NVLINK_TX}])")
     assert [process.wait(20) for process in trainers] == [0, 0]
     truth = node.truth()
     errors: dict[str, list[float]] = {"gr": [], "sm": [], "nvlink": []}

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vgpu.device.kinds import DRAM, GR, SM
+from vgpu.device.kinds import DRAM, GR, KIND_INDEX, KINDS, SM
 from vgpu.device.lane import FAR_NS
 from vgpu.device.paper import Paper, PaperProcess
 from vgpu.device.truth import Interval, Truth
 
 US = 1000
 MIB = 1 << 20
+GEMM = KINDS[KIND_INDEX["gemm"]].fill
 EAGER, LARGE = 1 * MIB, 64 * MIB
 
 
@@ -48,7 +49,7 @@ def test_streams_run_side_by_side_and_wait_for_events(tmp_path: Path) -> None:
     # Two matrix kernels share the chip: it is busy once, and no more than whole.
     assert paper.usage[0].shares[GR] == 110 * US
     assert paper.usage[0].shares[SM] == pytest.approx(
-        (10 * 1.0 + 90 * 0.95 + 10 * 0.95) * US, rel=1e-3
+        (10 * 1.0 + 90 * GEMM + 10 * GEMM) * US, rel=1e-3
     )
 
 
@@ -108,7 +109,7 @@ def test_a_collective_polls_from_its_arrival_until_the_last_one(tmp_path: Path) 
     assert paper.usage[0].nvlink_tx == pytest.approx(2 * 3 * MIB * 2 / 3)
     # 16 channels of 132 SMs spin; a utilization counter calls that busy.
     assert paper.usage[0].shares[GR] == (340 + 5) * US
-    assert paper.usage[0].shares[SM] == pytest.approx((340 * 16 / 132 + 5 * 0.95) * US, rel=1e-3)
+    assert paper.usage[0].shares[SM] == pytest.approx((340 * 16 / 132 + 5 * GEMM) * US, rel=1e-3)
 
 
 @pytest.mark.parametrize(

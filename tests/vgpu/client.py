@@ -126,6 +126,8 @@ class VirtualGpu:
 
         `kind`: see vgpu.device.kinds; `fill`: the share of SMs, else the kind's own.
         """
+        if kind not in KIND_INDEX:
+            raise ValueError(f"no kind of kernel is called {kind!r}; see {', '.join(KIND_INDEX)}")
         self._put(
             Code.KERNEL,
             duration_ns=round(ms * _NS_PER_MS),
