@@ -49,7 +49,7 @@ TEXT_PHASES = (256, 240)
 PHASE_NAME_BYTES = 30
 
 # Process, by slot of the page.
-STEPS = 64  # UNKNOWN until something counts them
+STEPS = 64  # UNKNOWN before the first: compiled steps are never counted
 OPTIMIZER_STEPS = 65
 LAST_STEP_NS = 66  # when the last step ended
 PHASE = 67  # kind in the low 4 bits, since when in the others; 0 in none
@@ -96,7 +96,7 @@ LOADER_OUTSIDE_BATCHES = 8  # by the main thread in a phase, or without gradient
 LOADER_OUTSIDE_WAIT_NS = 9
 LOADER_BACKGROUND_BATCHES = 10  # by any other thread
 LOADER_BACKGROUND_WAIT_NS = 11
-LOADER_READY = 12  # batches ready when the trainer came last
+LOADER_READY = 12  # batches, and notes of iterable workers that ended, when the trainer came last
 LOADER_OUTSTANDING = 13  # batches that workers have not delivered, after the last next()
 LOADER_UNPINNED = 14  # batches delivered that the pin-memory thread has not taken yet
 LOADER_ARRIVED_NS = 15  # when the trainer came last

@@ -95,9 +95,10 @@ class LoaderBlock:
         slots[_OUTSTANDING] = outstanding
         slots[_WAITING] = 0
 
-    def ended(self, took_ns: int) -> None:
+    def ended(self, took_ns: int, outstanding: int) -> None:
         """It got none: the epoch has ended, or the loader failed."""
         slots = self.slots
         slots[at.LOADER_END_NS] += took_ns
         slots[at.LOADER_ENDS] += 1
+        slots[_OUTSTANDING] = outstanding
         slots[_WAITING] = 0

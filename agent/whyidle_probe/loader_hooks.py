@@ -39,7 +39,7 @@ class _Watch:
         results = getattr(iterator, "_worker_result_queue", None)
         if found is not results and results is not None:
             self.unpinned = _size(results)
-        self.iterable = not hasattr(getattr(iterator, "_dataset", None), "__getitem__")
+        self.iterable = _is_iterable(iterator)
 
     def arrive(self, iterator: Any, now_ns: int) -> None:
         if self.size is None:
@@ -53,6 +53,11 @@ class _Watch:
         unpinned = -1 if self.unpinned is None else self.unpinned()
         ready += self.size() if self.free is None else self.limit - self.free()
         self.block.arrive(now_ns, ready, unpinned)
+
+
+def _is_iterable(iterator: Any) -> bool:
+    # torch.utils.data.dataloader._DatasetKind: Map is 0, Iterable is 1.
+    return bool(getattr(iterator, "_dataset_kind", 0) == 1)
 
 
 def _size(found: Any) -> Callable[[], int]:
@@ -125,7 +130,7 @@ def _describe(block: LoaderBlock, loader: Any, iterator: Any) -> None:
     workers = int(getattr(loader, "num_workers", 0))
     ahead = getattr(loader, "prefetch_factor", None)
     flags = at.FLAG_WORKERS if workers else 0
-    if not hasattr(getattr(loader, "dataset", None), "__getitem__"):
+    if _is_iterable(iterator):
         flags |= at.FLAG_ITERABLE
     if getattr(iterator, "_pin_memory", False):
         flags |= at.FLAG_PIN_MEMORY
@@ -142,9 +147,12 @@ def _describe(block: LoaderBlock, loader: Any, iterator: Any) -> None:
     )
 
 
-def _ended(watch: _Watch, began_ns: int, recorder: Recorder) -> None:
+def _ended(watch: _Watch, error: BaseException, began_ns: int, recorder: Recorder) -> None:
     try:
-        watch.block.ended(monotonic_ns() - began_ns)
+        # Torch's own count keeps what it asked of iterable workers that ran dry.
+        drained = watch.size is not None and isinstance(error, StopIteration)
+        outstanding = 0 if drained else at.UNKNOWN
+        watch.block.ended(monotonic_ns() - began_ns, outstanding)
     except OURS:
         recorder.failed()
 
@@ -167,8 +175,8 @@ def _next(original: Callable[[Any], Any], recorder: Recorder) -> Callable[[Any],
             recorder.failed()
         try:
             data = original(self)
-        except BaseException:
-            _ended(watch, began, recorder)
+        except BaseException as error:
+            _ended(watch, error, began, recorder)
             raise
         try:
             wait_ns = monotonic_ns() - began

@@ -43,11 +43,11 @@ class Recorder:
         "_kinds",
         "_lead",
         "_made_ns",
+        "_optimizer_steps",
         "_retry_ns",
         "_since_ns",
         "_step_began_ns",
         "_step_recorded",
-        "counts_steps",
         "folder",
         "main_thread",
         "page",
@@ -63,7 +63,6 @@ class Recorder:
     def __init__(self, folder: str, *, workers: bool = False) -> None:
         self.folder = folder
         self.workers = workers  # data workers publish pages too
-        self.counts_steps = False  # torch's optimizers are hooked
         self._clear()
 
     def _clear(self) -> None:
@@ -80,6 +79,7 @@ class Recorder:
         self._background_lock = threading.Lock()
         self._gc_began_ns = 0
         self._lead: Any = None
+        self._optimizer_steps = 0
         self.told_steps = False
         self.steps = 0
         self.step_batches = 0
@@ -116,20 +116,9 @@ class Recorder:
         except (OSError, *OURS):
             return None  # missing, read-only, full: the agent says so, the trainer goes on
         self.slots = page.slots
-        if self.counts_steps:
-            self._count_from_zero()
         gc.callbacks.append(self._on_gc)
         self.page = page
         return page
-
-    def begin_steps(self) -> None:
-        """From now on somebody counts steps: none is zero, not unknown."""
-        self.counts_steps = True
-        if self.page is not None:
-            self._count_from_zero()
-
-    def _count_from_zero(self) -> None:
-        self.slots[at.STEPS] = self.slots[at.OPTIMIZER_STEPS] = 0
 
     def close(self) -> None:
         """Say that the process ends; called when Python exits in good order."""
@@ -182,7 +171,8 @@ class Recorder:
         """Count a step of an optimizer; that of the first one, after a batch, ends a step."""
         if threading.get_ident() != self.main_thread or self.open() is None:
             return
-        self.slots[at.OPTIMIZER_STEPS] += 1
+        self._optimizer_steps += 1
+        self.slots[at.OPTIMIZER_STEPS] = self._optimizer_steps
         lead = None if self._lead is None else self._lead()
         if lead is None:
             lead = optimizer

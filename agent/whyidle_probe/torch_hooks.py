@@ -31,7 +31,6 @@ def _optimizers(module: ModuleType, recorder: Recorder) -> None:
             recorder.failed()
 
     module.register_optimizer_step_post_hook(on_step)
-    recorder.begin_steps()
 
 
 def _timed(name: str, *functions: str) -> Hook:

@@ -21,7 +21,7 @@ class Probe:
     pid: int = key("Process id in the namespace of the agent.")
     start_ns: int = key("When the process started, boot clock.", unit="ns")
     steps: int | None = counter(
-        "Steps of the first optimizer after a batch; NULL where nothing counts steps."
+        "Steps of the first optimizer after a batch; NULL before the first one that is counted."
     )
     optimizer_steps: int | None = counter("Steps of all torch optimizers.")
     last_step_ns: int | None = gauge("When the last step ended, monotonic.", unit="ns")
@@ -105,7 +105,10 @@ class ProbeLoader:
     shared: bool | None = label("Whether several DataLoaders share this place: too many live.")
     workers: int | None = gauge("Worker processes; 0: the trainer loads by itself.")
     queue_capacity: int | None = gauge("Batches that may be under way or ready; NULL: no queue.")
-    queue_depth: int | None = gauge("Batches ready when the trainer came last; NULL: no queue.")
+    queue_depth: int | None = gauge(
+        "Batches ready when the trainer came last; NULL: no queue. At the end of an epoch of an "
+        "iterable data set a worker that has run dry counts as one."
+    )
     tasks_outstanding: int | None = gauge("Batches asked of workers, after the last next().")
     unpinned: int | None = gauge("Batches that the pin-memory thread had not taken by then.")
     batch_size: int | None = gauge("Samples in a batch.")
