@@ -15,6 +15,7 @@ from whyidle.host import Host
 
 # A node with more processes than this is asked for the first of them.
 _PROCESSES_LIMIT = 16_384
+_ENDED = ("Z", "X")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,13 @@ def _whole(words: list[bytes]) -> int:
 
 
 def owner_of(host: Host, pid: int) -> Owner:
-    """Return what a process is; raises FileNotFoundError, ProcessLookupError, ValueError."""
+    """Return what a process is; raises FileNotFoundError, ProcessLookupError, ValueError.
+
+    A zombie is a process no more: it keeps nothing but its number.
+    """
     stat = parse_stat(host.read_bytes(f"proc/{pid}/stat", keep=False))
+    if stat.state in _ENDED:
+        raise ProcessLookupError(3, "has ended", f"proc/{pid}")
     user_id, pids = parse_ids(host.read_bytes(f"proc/{pid}/status", keep=False))
     return Owner(
         pid=pid, inner_pid=pids[-1] if pids else pid, start_ns=stat.start_ns, user_id=user_id
@@ -60,12 +66,12 @@ def owner_of(host: Host, pid: int) -> Owner:
 
 
 def is_running(host: Host, owner: Owner) -> bool:
-    """Say whether a process still runs; a zombie does not, and keeps nothing but its number."""
+    """Say whether a process still runs."""
     try:
         stat = parse_stat(host.read_bytes(f"proc/{owner.pid}/stat", keep=False))
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return stat.start_ns == owner.start_ns and stat.state not in ("Z", "X")
+    return stat.start_ns == owner.start_ns and stat.state not in _ENDED
 
 
 class Owners:
