@@ -26,6 +26,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 # siginfo.si_code of a signal that the kernel sent, as a terminal does to all of its processes.
 _SI_KERNEL = 128
 TEND_S = 1.0
+# Two periods of the fast lane.
+LINGER_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,8 @@ def record(options: Options, command: Sequence[str], clock: Clock) -> int:
         _begin(supervisor, (*options.sampler, "--watch", str(process.pid)), options.keeper)
     status = _accompany(process, supervisor)
     if supervisor is not None:
+        # What the trainer wrote last is still read: its page is open in the sampler.
+        clock.sleep_until(clock.mono_ns() + int(LINGER_S * NS_PER_S))
         clean = supervisor.stop()
         _conclude(options.recording, clean)
     return status if status >= 0 else 128 - status
