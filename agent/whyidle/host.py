@@ -254,6 +254,12 @@ class LiveHost:
         if self._nvml is not None:
             self._nvml.close()
 
+    def __del__(self) -> None:
+        # A host that is dropped without being closed must not keep a thousand descriptors open.
+        # `_kept` is missing if the constructor was called wrongly.
+        for kept in getattr(self, "_kept", {}).values():
+            os.close(kept.fd)
+
     def _open(self, path: str, keep: bool) -> _Kept:
         # O_NONBLOCK: opening a FIFO that somebody put in our way must not wait for its writer.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
