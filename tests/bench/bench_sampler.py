@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,11 +63,10 @@ def rss_bytes(pid: int) -> int:
 
 
 def written_bytes(pid: int) -> int:
-    """What a process caused to be written to storage."""
-    for line in Path(f"/proc/{pid}/io").read_text().splitlines():
-        if line.startswith("write_bytes: "):
-            return int(line.split()[1])
-    raise RuntimeError(f"/proc/{pid}/io has no write_bytes")
+    """What a process caused to be written to storage, less what it took back before that."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    io = {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
+    return io["write_bytes"] - io["cancelled_write_bytes"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +88,10 @@ class Watched:
         """Note memory and descriptors."""
         self.rss.append((at_s, rss_bytes(self.pid)))
         self.descriptors.append(len(os.listdir(f"/proc/{self.pid}/fd")))  # noqa: PTH208
+
+    def wrote(self) -> int:
+        """Bytes written towards storage since `begin`."""
+        return written_bytes(self.pid) - self.begin_written_bytes
 
     def ratio(self, wall_s: float) -> float:
         """CPU since `begin`, in ratio of one core."""
@@ -128,6 +132,7 @@ class Result:
     load_average: float
     cpu_ratio: dict[str, float]
     rss_bytes: dict[str, int]
+    written_bytes_per_day: dict[str, float]
     figures: dict[str, float]
     recorded: Recorded
 
@@ -165,17 +170,15 @@ def measure(folder: Path, seconds: float, *, peer: bool) -> Result:
                 one.look(time.monotonic() - begin)
         wall_s = time.monotonic() - begin
         cpu = {name: one.ratio(wall_s) for name, one in watched.items()}
-        wrote = sum(
-            written_bytes(watched[name].pid) - watched[name].begin_written_bytes
-            for name in ("sampler", "keeper")
-        )
+        wrote = {name: one.wrote() / wall_s * DAY_S for name, one in watched.items()}
     recorded = read(recording)
     return Result(
         wall_s=wall_s,
         load_average=os.getloadavg()[1],
         cpu_ratio=cpu,
         rss_bytes={name: max(size for _, size in one.rss) for name, one in watched.items()},
-        figures=figures(watched, cpu, wrote / wall_s, recorded),
+        written_bytes_per_day=wrote,
+        figures=figures(watched, cpu, wrote["sampler"] + wrote["keeper"], recorded),
         recorded=recorded,
     )
 
@@ -183,7 +186,7 @@ def measure(folder: Path, seconds: float, *, peer: bool) -> Result:
 def figures(
     watched: Mapping[str, Watched],
     cpu: Mapping[str, float],
-    wrote_bytes_per_s: float,
+    written_bytes_per_day: float,
     recorded: Recorded,
 ) -> dict[str, float]:
     """Return what the goals are about."""
@@ -194,7 +197,7 @@ def figures(
         "sampler_cpu_ratio_above_empty": cpu["sampler"] - cpu["empty"],
         "agent_cpu_ratio_above_empty": cpu["sampler"] + cpu["keeper"] - cpu["empty"],
         "agent_rss_bytes": max(size for _, size in together),
-        "written_bytes_per_day": wrote_bytes_per_s * DAY_S,
+        "written_bytes_per_day": written_bytes_per_day,
         "merged_bytes_per_value": recorded.bytes_per_value,
         "unaccounted_ticks": recorded.unaccounted_ticks,
         "descriptors_grown": max(0, max(descriptors[-3:]) - max(descriptors[:3])),
@@ -215,9 +218,10 @@ def slope(points: list[tuple[float, int]]) -> float:
 def report(result: Result) -> tuple[str, bool]:
     """Return the tables as text, and whether every goal that this run can judge was met."""
     lines = [f"{result.wall_s:.0f} s, load average of the machine {result.load_average:.1f}", ""]
-    lines.append(f"{'process':<18}{'CPU of a core':>14}{'peak RSS':>12}")
+    lines.append(f"{'process':<18}{'CPU of a core':>14}{'peak RSS':>12}{'written a day':>15}")
     for name, ratio in sorted(result.cpu_ratio.items()):
-        lines.append(f"{name:<18}{ratio:>14.2%}{result.rss_bytes[name] / 1e6:>9.0f} MB")
+        wrote = f"{result.written_bytes_per_day[name] / 1e9:>12.2f} GB"
+        lines.append(f"{name:<18}{ratio:>14.2%}{result.rss_bytes[name] / 1e6:>9.0f} MB{wrote}")
     lines += ["", f"{'collector':<18}{'runs':>7}{'rows':>9}{'us a run':>10}{'CPU of a core':>15}"]
     for cost in result.recorded.costs:
         each = f"{cost.cpu_ns_per_run / 1000:>10.0f}{cost.cpu_ratio:>15.3%}"
@@ -244,9 +248,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--no-peer", action="store_true", help="leave nvitop-exporter out")
     parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--keep", type=Path, help="leave the recording in this new folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="whyidle-bench-") as folder:
         result = measure(Path(folder), options.minutes * 60, peer=not options.no_peer)
+        if options.keep is not None:
+            shutil.copytree(Path(folder, "recording"), options.keep)
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(result), indent=1))
     text, met = report(result)
