@@ -1,4 +1,4 @@
-"""All collectors of the host on a machine that was recorded whole (fixtures/tree)."""
+"""The collectors of the host on a machine that was recorded whole (fixtures/tree)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from trees import FIXTURES, gather, host_of
 from whyidle.collect import ALL
 from whyidle.collect.collector import Problem
 
+# What reads nothing but /proc and /sys.
+OF_THE_HOST = ("cpu", "pressure", "vmstat", "block_device", "net_link", "process", "cgroup_cpu")
 TRAINER, WORKERS = 5099, (5100, 5101)
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, list[Any]]:
-    """Rows by table of one run of everything but NVML and the clocks."""
+    """Rows by table of one run of each."""
     host = host_of(FIXTURES / "vm-6.18-v1", watched=lambda: {"gpu": (TRAINER,), "commands": ()})
     found: dict[str, list[Any]] = {}
     problems: list[Problem] = []
     for collector in ALL:
-        if collector.thread != "nvml" and collector.name != "clock":
+        if collector.name in OF_THE_HOST:
             made, failed = gather(collector.make(), host)
             problems += failed
             for row in made:
