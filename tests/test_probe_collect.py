@@ -96,8 +96,8 @@ def test_a_page_gives_totals_loaders_events_and_who_it_is(node: Node) -> None:
     assert (event.step, event.data_wait_ns, event.batches) == (1, 5, 1)
     assert isinstance(info, ProbeInfo)
     assert (info.page, info.rank, info.local_rank) == (f"/{FOLDER}/a.page", 3, None)
-    # Events are told once, who it is once a minute.
-    assert kinds(node.run(0.125)[0]) == ["Probe", "ProbeLoader"]
+    # What stays as it is is told once a second, events once, who it is once a minute.
+    assert [kinds(node.run(0.125)[0]) for _ in range(8)] == [[]] * 7 + [["Probe", "ProbeLoader"]]
     assert kinds(node.run(60)[0]) == ["Probe", "ProbeLoader", "ProbeInfo"]
 
 
@@ -118,12 +118,44 @@ def test_what_changes_between_two_reads_is_told(node: Node) -> None:
     put(page, at.HEADER_RANK, 5)  # learned late: its checksum follows
     with path.open("r+b") as file:
         file.write(page)
-    assert kinds(node.run(0.125)[0]) == ["Probe"]
+    assert node.run(0.125) == ([], [])
     with path.open("r+b") as file:
         file.write(seal(page))
     info = node.run(0.125)[0][-1]
     assert isinstance(info, ProbeInfo)
     assert info.rank == 5
+
+
+def test_between_two_rows_a_counter_always_grew_evenly(node: Node) -> None:
+    """A row that says what was, before the row that says what has changed."""
+    page = page_of(
+        pid=PID,
+        start_ns=START_NS,
+        loaders=[{at.LOADER_SERIAL: 1, at.LOADER_BATCHES: 5}, {at.LOADER_SERIAL: 2}],
+    )
+    path = node.page("a", bytes(page))
+    begin = node.clock.mono_ns() + NS_PER_S
+    assert kinds(node.run(1.0)[0]) == ["Probe", "ProbeLoader", "ProbeLoader", "ProbeInfo"]
+    for _ in range(3):
+        assert node.run(0.125) == ([], [])
+    put(page, at.LOADERS_AT + at.LOADER_BATCHES, 9)
+    put(page, at.LOADERS_AT + at.LOADER_WAIT_NS, 77)
+    with path.open("r+b") as file:
+        file.write(page)
+    rows, problems = node.run(0.125)
+    assert problems == []
+    told = [
+        (type(row).__name__, (row.mono_ns - begin) // 1_000_000, row.batches)
+        for row in rows
+        if isinstance(row, Probe | ProbeLoader)
+    ]
+    # The other loader has nothing to tell.
+    assert told == [
+        ("Probe", 375, 5),
+        ("Probe", 500, 9),
+        ("ProbeLoader", 375, 5),
+        ("ProbeLoader", 500, 9),
+    ]
 
 
 def test_a_process_of_an_inner_pid_namespace_is_found(node: Node) -> None:
@@ -173,8 +205,8 @@ def test_what_is_no_page_is_refused_and_hurts_no_other(node: Node) -> None:
     assert kinds(rows) == ["Probe", "ProbeLoader", "ProbeEvent", "ProbeInfo"]
     messages = {Path(p.subject).stem: p.message for p in problems}
     assert messages == {
-        "short": "has 16383 bytes, not 16384: no page of a probe",
-        "long": "has 16385 bytes, not 16384: no page of a probe",
+        "short": "has 8191 bytes, not 8192: no page of a probe",
+        "long": "has 8193 bytes, not 8192: no page of a probe",
         "elf": "does not begin as a page of a probe does",
         "newer": "is a page of version 9; this agent reads version 1",
         "fifo": "is no regular file",
@@ -187,7 +219,7 @@ def test_a_page_that_is_cut_short_while_it_is_read(node: Node) -> None:
     path = node.page("a", make_page(pid=PID, start_ns=START_NS))
     assert len(node.run()[0]) == 4
     os.truncate(path, 100)
-    assert said(node, 0.125) == [f"/{FOLDER}/a.page has 100 bytes, not 16384: no page of a probe"]
+    assert said(node, 0.125) == [f"/{FOLDER}/a.page has 100 bytes, not 8192: no page of a probe"]
     path.write_bytes(make_page(pid=PID, start_ns=START_NS))
     assert len(node.run(5)[0]) == 4
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-PAGE_BYTES: Final = 16384
+PAGE_BYTES: Final = 8192
 VERSION: Final = 1
 MAGIC: Final = b"WHYIDLE\x01"
 SUFFIX: Final = ".page"
@@ -21,13 +21,14 @@ _HEADER = struct.Struct("<12q")
 _CRC = struct.Struct("<q")
 _HEADER_END = 504
 _PROCESS = struct.Struct("<64q")
-_PROCESS_AT = 512
+PROCESS_AT: Final = 512
 _LOADER = struct.Struct("<24q")
-_LOADERS_AT = 1024
-_LOADERS = 16
+LOADERS_AT: Final = 1024
+LOADERS: Final = 8
+LOADER_BYTES: Final = 192
 _RECORD = struct.Struct("<8q")
-_RING_AT = 4096
-_RING_RECORDS = 192
+_RING_AT = 2560
+_RING_RECORDS = 88
 _PHASE_KINDS = 16
 _PHASES = (
     "",
@@ -71,17 +72,18 @@ class Header:
     phases: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loader:
-    """The block of a DataLoader; see schema.ProbeLoader for the meanings."""
+class Loader(NamedTuple):
+    """The block of a DataLoader, in the order of its slots; see schema.ProbeLoader for meanings.
 
-    block: int
-    serial: int
-    flags: int
+    A named tuple: making a frozen class of as many fields costs 3 us, 130 times a second.
+    """
+
+    serial: int | None
+    flags: int | None
     workers: int | None
     capacity: int | None
     batch_size: int | None
-    waiting_since_ns: int | None
+    waiting_since_ns: int | None  # 0 or None: it is not waiting
     batches: int | None
     wait_ns: int | None
     outside_batches: int | None
@@ -98,10 +100,11 @@ class Loader:
     setup_ns: int | None
     end_ns: int | None
     ends: int | None
+    unused_22: int | None
+    unused_23: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class Process(NamedTuple):
     """The totals of a process; phases are indexed by kind."""
 
     steps: int | None
@@ -116,12 +119,11 @@ class Process:
     loaders_seen: int | None
     closed_ns: int | None
     sequence: int
-    phase_ns: tuple[int | None, ...]
-    phase_background_ns: tuple[int | None, ...]
+    phase_ns: Sequence[int | None]
+    phase_background_ns: Sequence[int | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(NamedTuple):
     """A record of the ring. `kind` is step, gc or the name of a phase."""
 
     sequence: int
@@ -189,58 +191,50 @@ def phase_name(header: Header, kind: int) -> str:
 
 def parse_process(data: bytes, now_ns: int) -> Process:
     """Return the totals; times after `now_ns` are not known."""
-    slots = _PROCESS.unpack_from(data, _PROCESS_AT)
-    phase = slots[3]
-    kind = phase & (_PHASE_KINDS - 1) if phase > 0 else 0
+    slots = _known(_PROCESS.unpack_from(data, PROCESS_AT))
+    phase = slots[3] or 0
+    kind = phase & (_PHASE_KINDS - 1)
     return Process(
-        steps=_count(slots[0]),
-        optimizer_steps=_count(slots[1]),
+        steps=slots[0],
+        optimizer_steps=slots[1],
         last_step_ns=_time(slots[2], now_ns),
         phase=kind,
-        phase_since_ns=_time(phase & -_PHASE_KINDS, now_ns) if kind else None,
-        gc_ns=_count(slots[4]),
-        gc_count=_count(slots[5]),
-        gc_full_count=_count(slots[6]),
-        hook_errors=_count(slots[7]),
-        loaders_seen=_count(slots[8]),
+        phase_since_ns=_time(phase - kind, now_ns) if kind else None,
+        gc_ns=slots[4],
+        gc_count=slots[5],
+        gc_full_count=slots[6],
+        hook_errors=slots[7],
+        loaders_seen=slots[8],
         closed_ns=_time(slots[9], now_ns),
-        sequence=max(0, slots[10]),
-        phase_ns=tuple(map(_count, slots[16:32])),
-        phase_background_ns=tuple(map(_count, slots[48:64])),
+        sequence=slots[10] or 0,
+        phase_ns=slots[16:32],
+        phase_background_ns=slots[48:64],
     )
 
 
 def parse_loaders(data: bytes, now_ns: int) -> Iterator[Loader]:
     """Yield the blocks in use."""
-    for block in range(_LOADERS):
-        slots = _LOADER.unpack_from(data, _LOADERS_AT + block * _LOADER.size)
+    for block in range(LOADERS):
+        slots = _LOADER.unpack_from(data, LOADERS_AT + block * LOADER_BYTES)
         if slots[0] <= 0:
             return  # blocks are taken in order
-        yield Loader(
-            block=block,
-            serial=slots[0],
-            flags=slots[1] & 0x1F,
-            workers=_count(slots[2]),
-            capacity=_count(slots[3]),
-            batch_size=_count(slots[4]),
-            waiting_since_ns=_time(slots[5], now_ns),
-            batches=_count(slots[6]),
-            wait_ns=_count(slots[7]),
-            outside_batches=_count(slots[8]),
-            outside_wait_ns=_count(slots[9]),
-            background_batches=_count(slots[10]),
-            background_wait_ns=_count(slots[11]),
-            ready=_count(slots[12]),
-            outstanding=_count(slots[13]),
-            unpinned=_count(slots[14]),
-            arrived_ns=_time(slots[15], now_ns),
-            empty_arrivals=_count(slots[16]),
-            ready_sum=_count(slots[17]),
-            iterators=_count(slots[18]),
-            setup_ns=_count(slots[19]),
-            end_ns=_count(slots[20]),
-            ends=_count(slots[21]),
-        )
+        yield _loader(slots, now_ns)
+
+
+def parse_loader(data: bytes, block: int, now_ns: int) -> Loader:
+    """Return one block, which is in use."""
+    return _loader(_LOADER.unpack_from(data, LOADERS_AT + block * LOADER_BYTES), now_ns)
+
+
+def _loader(slots: tuple[int, ...], now_ns: int) -> Loader:
+    known = Loader._make(_known(slots))
+    waiting, arrived = known.waiting_since_ns, known.arrived_ns
+    # As good as always they are fine: making another tuple costs as much as all the rest.
+    if (waiting == 0 or _time(waiting, now_ns)) and _time(arrived, now_ns):
+        return known
+    return known._replace(
+        waiting_since_ns=_time(waiting, now_ns), arrived_ns=_time(arrived, now_ns)
+    )
 
 
 def parse_records(data: bytes, header: Header, newest: int, after: int) -> Iterator[Record]:
@@ -271,12 +265,19 @@ def _kind(header: Header, kind: int) -> str:
     return phase_name(header, inner) if 0 < inner < _PHASE_KINDS else "other"
 
 
+def _known(slots: tuple[int, ...]) -> tuple[int | None, ...]:
+    """Return numbers with None for those that are none."""
+    if min(slots) >= 0:
+        return slots
+    return tuple([slot if slot >= 0 else None for slot in slots])
+
+
 def _count(value: int) -> int | None:
     return value if value >= 0 else None
 
 
-def _time(value: int, now_ns: int) -> int | None:
-    return value if 0 < value <= now_ns else None
+def _time(value: int | None, now_ns: int) -> int | None:
+    return value if value is not None and 0 < value <= now_ns else None
 
 
 def _text(data: bytes, offset: int, size: int) -> str:

@@ -8,7 +8,7 @@ UNKNOWN in a number slot means that nobody knows. Times are CLOCK_MONOTONIC in n
     0          header: who writes; its checksum is in slot HEADER_CRC
     512        process: slots of the whole process
     1024       loaders: LOADERS blocks of LOADER_SLOTS slots, one a DataLoader
-    4096       ring: RING_RECORDS records of RING_BYTES, sequence n in place n % RING_RECORDS
+    2560       ring: RING_RECORDS records of RING_BYTES, sequence n in place n % RING_RECORDS
 
 The reader has a description of its own (whyidle.probe_page): neither package imports the other,
 and a test holds the two together.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 MAGIC = b"WHYIDLE\x01"
 VERSION = 1
-PAGE_BYTES = 16384
+PAGE_BYTES = 8192
 SLOT_BYTES = 8
 UNKNOWN = -(1 << 63)
 SUFFIX = ".page"
@@ -81,7 +81,7 @@ PHASE_OTHER = 7
 PHASE_TOLD = 8  # to 15: named in the header
 
 # Loaders, by slot of the block.
-LOADERS = 16
+LOADERS = 8
 LOADERS_AT = 128
 LOADER_SLOTS = 24
 LOADER_SERIAL = 0  # number of the DataLoader in its process, from 1; 0: the block is unused
@@ -114,9 +114,9 @@ FLAG_PERSISTENT = 8
 FLAG_SHARED = 16  # the last block, shared by all DataLoaders that found no other
 
 # Ring record, by slot: sequence from 1, kind, begin, end, three values, crc32 of what is before.
-RING_AT_BYTES = 4096
+RING_AT_BYTES = 2560
 RING_BYTES = 64
-RING_RECORDS = 192
+RING_RECORDS = 88
 EVENT_STEP = 32  # values: steps so far, data wait in ns, batches since the last record
 EVENT_GC = 33  # values: generation, objects collected, 0
 EVENT_BACKGROUND = 64  # added to a phase's kind when it ran in another thread

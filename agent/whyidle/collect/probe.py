@@ -13,15 +13,12 @@ from whyidle import probe_page as page
 from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
 from whyidle.collect.probe_folder import Folders
+from whyidle.collect.probe_live import Live, ProbeRow
 from whyidle.collect.probe_owner import Owner, Owners, is_running
-from whyidle.collect.probe_rows import event_rows, info_row, loader_row, probe_row
 from whyidle.collect.probe_silent import Silent
 from whyidle.host import Host
-from whyidle.schema import Probe, ProbeEvent, ProbeInfo, ProbeLoader
 
-ProbeRow = Probe | ProbeEvent | ProbeInfo | ProbeLoader
 _SCAN_EVERY_NS = NS_PER_S
-_INFO_EVERY_NS = 60 * NS_PER_S
 # A page that cannot be used is looked at again after this long, and then ever more rarely.
 _AGAIN_NS = 2 * NS_PER_S
 _AGAIN_LIMIT_NS = 60 * NS_PER_S
@@ -29,44 +26,6 @@ _AGAIN_LIMIT_NS = 60 * NS_PER_S
 _EMPTY_NS = 2 * NS_PER_S
 # Eight GPUs have eight trainers; this many is a folder that somebody fills.
 _PAGES_LIMIT = 512
-
-
-class _Live:
-    """A page that is read: its header, its process, and what has been told of it."""
-
-    __slots__ = ("ended", "header", "info_due_ns", "owner", "path", "sequence")
-
-    def __init__(self, path: str, header: page.Header, owner: Owner) -> None:
-        self.path = path
-        self.header = header
-        self.owner = owner
-        self.sequence = 0
-        self.info_due_ns = 0
-        self.ended = False
-
-    def read(self, host: Host, data: bytes) -> Iterator[ProbeRow]:
-        """Yield the rows of a page as it is now; raises NotReadyError, ValueError."""
-        if self.ended:
-            return  # it has said so, and changes no more
-        now_ns = host.clock.mono_ns()
-        if len(data) != page.PAGE_BYTES or not page.same_header(data, self.header):
-            header = page.parse_header(data)
-            if (header.pid, header.start_ns) != (self.header.pid, self.header.start_ns):
-                raise ValueError("names another process than before")
-            self.header = header
-            self.info_due_ns = 0
-        totals = page.parse_process(data, now_ns)
-        loaders = tuple(page.parse_loaders(data, now_ns))
-        yield probe_row(now_ns, self.owner, self.header, totals, loaders)
-        for item in loaders:
-            yield loader_row(now_ns, self.owner, item)
-        records = page.parse_records(data, self.header, totals.sequence, self.sequence)
-        yield from event_rows(now_ns, self.owner, records)
-        self.sequence = totals.sequence
-        self.ended = totals.closed_ns is not None
-        if now_ns >= self.info_due_ns or self.ended:
-            self.info_due_ns = now_ns + _INFO_EVERY_NS
-            yield info_row(now_ns, self.owner, self.header, totals, self.path)
 
 
 class _Bad:
@@ -96,7 +55,7 @@ class Pages:
         self._folders = Folders()
         self._owners = Owners()
         self._silent = Silent()
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._bad: dict[str, _Bad] = {}
         self._due_ns = 0
         self._said: list[Problem] = []
@@ -112,7 +71,7 @@ class Pages:
         if not self._live and not self._folders.found:
             raise NoData(self._folders.why)
 
-    def _read(self, host: Host, live: _Live) -> Iterator[ProbeRow | Problem]:
+    def _read(self, host: Host, live: Live) -> Iterator[ProbeRow | Problem]:
         try:
             yield from live.read(host, host.read_bytes(live.path))
         except page.NotReadyError:
@@ -126,8 +85,10 @@ class Pages:
             yield Problem(subject="/" + live.path, message=_words(error))
 
     def _drop(self, host: Host, path: str) -> None:
-        self._live.pop(path, None)
+        live = self._live.pop(path, None)
         host.forget(path)
+        if live is not None:
+            host.forget(f"proc/{live.owner.pid}/")
 
     def _scan(self, host: Host, now_ns: int) -> Iterator[ProbeRow | Problem]:
         """Bring the list of pages up to date: what is new, what has ended, what is wrong."""
@@ -175,7 +136,7 @@ class Pages:
                 bad.put_off(now_ns, None)
                 return
             del self._bad[path]
-            self._live[path] = _Live(path, header, owner)
+            self._live[path] = Live(path, header, owner)
 
     def _check(self, host: Host, path: str, aged: bool) -> tuple[page.Header, Owner | None]:
         found = host.stat(path)
@@ -203,7 +164,7 @@ class Pages:
 
     def _replace(self, host: Host) -> None:
         """Of two pages of one process the newer counts: it has called exec."""
-        newest: dict[tuple[int, int], _Live] = {}
+        newest: dict[tuple[int, int], Live] = {}
         for live in list(self._live.values()):
             key = (live.owner.pid, live.owner.start_ns)
             other = newest.setdefault(key, live)

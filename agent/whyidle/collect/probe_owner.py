@@ -68,7 +68,7 @@ def owner_of(host: Host, pid: int) -> Owner:
 def is_running(host: Host, owner: Owner) -> bool:
     """Say whether a process still runs."""
     try:
-        stat = parse_stat(host.read_bytes(f"proc/{owner.pid}/stat", keep=False))
+        stat = parse_stat(host.read_bytes(f"proc/{owner.pid}/stat"))
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.start_ns == owner.start_ns and stat.state not in _ENDED

@@ -42,7 +42,8 @@ def probe_row(
 ) -> Probe:
     """Return the totals of the process; those of its DataLoaders are summed up."""
     kinds = totals.phase_ns
-    waiting = [item.waiting_since_ns for item in loaders if item.waiting_since_ns is not None]
+    waiting = [item.waiting_since_ns for item in loaders if item.waiting_since_ns]
+    name = page.phase_name(header, totals.phase) if totals.phase else None
     return Probe(
         mono_ns=mono_ns,
         pid=owner.pid,
@@ -54,7 +55,7 @@ def probe_row(
         data_wait_ns=_sum([item.wait_ns for item in loaders]),
         outside_wait_ns=_sum([item.outside_wait_ns for item in loaders]),
         waiting_since_ns=min(waiting, default=None),
-        phase=page.phase_name(header, totals.phase) or None,
+        phase=name,
         phase_since_ns=totals.phase_since_ns,
         checkpoint_save_ns=kinds[_SAVE],
         checkpoint_load_ns=kinds[_LOAD],
@@ -73,19 +74,20 @@ _LIMIT = (1 << 63) - 1
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:
-    known = [part for part in parts if part is not None]
-    total = sum(known)
-    return total if len(known) == len(parts) and total <= _LIMIT else None
+    if None in parts:
+        return None
+    total = sum(parts)  # type: ignore[arg-type] # there is no None in it
+    return total if total <= _LIMIT else None
 
 
-def loader_row(mono_ns: int, owner: Owner, item: page.Loader) -> ProbeLoader:
+def loader_row(mono_ns: int, owner: Owner, place: int, item: page.Loader) -> ProbeLoader:
     """Return the row of a DataLoader."""
-    flags = item.flags
+    flags = item.flags or 0
     return ProbeLoader(
         mono_ns=mono_ns,
         pid=owner.pid,
         start_ns=owner.start_ns,
-        place=item.block,
+        place=place,
         loader=item.serial,
         iterable=bool(flags & _ITERABLE),
         pin_memory=bool(flags & _PIN_MEMORY),
@@ -98,7 +100,7 @@ def loader_row(mono_ns: int, owner: Owner, item: page.Loader) -> ProbeLoader:
         unpinned=item.unpinned,
         batch_size=item.batch_size,
         arrived_ns=item.arrived_ns,
-        waiting_since_ns=item.waiting_since_ns,
+        waiting_since_ns=item.waiting_since_ns or None,
         batches=item.batches,
         wait_ns=item.wait_ns,
         outside_batches=item.outside_batches,
