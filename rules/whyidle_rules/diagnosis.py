@@ -100,7 +100,7 @@ class StepPartition:
 class GpuLedger:
     """One GPU of the run; `waited_for` holds exposed waiting only, seconds by late rank."""
 
-    node: str
+    node: str | None
     gpu: int | None
     uuid: str | None
     rank: int | None

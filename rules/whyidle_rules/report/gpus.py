@@ -87,7 +87,7 @@ def _choose(
 def _order(gpu: GpuLedger) -> tuple[float, str, float, str]:
     rank = math.inf if gpu.rank is None else gpu.rank
     index = math.inf if gpu.gpu is None else gpu.gpu
-    return (rank, gpu.node, index, gpu.uuid or "")
+    return (rank, gpu.node or "", index, gpu.uuid or "")
 
 
 def _waited_on(gpus: Sequence[GpuLedger]) -> dict[int, float]:
@@ -114,7 +114,8 @@ def _names(pen: Pen, gpus: Sequence[GpuLedger], known: Cluster) -> list[str]:
 
 
 def _name(pen: Pen, gpu: GpuLedger, known: Cluster) -> str:
-    node = pen.short(known.node(gpu.node), _NODE_CELLS) if len(known.nodes) > 1 else ""
+    several = gpu.node is not None and len(known.nodes) > 1
+    node = pen.short(known.node(gpu.node or ""), _NODE_CELLS) if several else ""
     if gpu.rank is not None:
         return f"rank {gpu.rank} {node}".rstrip()
     if gpu.gpu is not None:

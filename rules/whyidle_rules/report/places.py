@@ -79,7 +79,7 @@ class Cluster:
 
 def cluster(gpus: Sequence[GpuLedger]) -> Cluster:
     """Gather what there is to name."""
-    nodes = frozenset(gpu.node for gpu in gpus)
+    nodes = frozenset(gpu.node for gpu in gpus if gpu.node is not None)
     return Cluster(
         ranks=frozenset(gpu.rank for gpu in gpus if gpu.rank is not None),
         nodes=nodes,

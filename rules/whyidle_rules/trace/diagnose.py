@@ -34,7 +34,7 @@ from whyidle_rules.trace.device import Parts
 from whyidle_rules.trace.fill import Filled, fill
 from whyidle_rules.trace.gaps import Piece
 from whyidle_rules.trace.origin import Charged, RootKey, roots_of_waits
-from whyidle_rules.trace.run import UNKNOWN_NODE, RunGpu, TraceRun
+from whyidle_rules.trace.run import RunGpu, TraceRun
 from whyidle_rules.trace.unseen import not_seen
 
 FELT_AS_WAIT = ("collective", "late_rank")
@@ -150,7 +150,7 @@ def _run(sources: Sequence[Path], run: TraceRun) -> Run:
         kind="trace",
         begin_ns=min((part.begin for part in parts), default=None),
         end_ns=max((part.end for part in parts), default=None),
-        nodes=sorted({gpu.node for gpu in run.gpus} - {UNKNOWN_NODE}),
+        nodes=sorted({gpu.node for gpu in run.gpus if gpu.node is not None}),
         job=job,
     )
 

@@ -16,7 +16,6 @@ from whyidle_rules.trace.load import FileTrace
 from whyidle_rules.trace.match import Matched, match
 from whyidle_rules.trace.spin import SpinPieces, Waits, cut, waits_of
 
-UNKNOWN_NODE = "unknown"
 # Clocks of nodes without time service differ by seconds; profiles that are further apart than this
 # are of two runs, even if both have a rank 0 and the same sequence numbers.
 APART_MAX_NS = 60_000_000_000
@@ -33,9 +32,9 @@ class RunGpu:
     spin: SpinPieces
 
     @property
-    def node(self) -> str:
-        """Host that the file names, or "unknown"."""
-        return self.file.node or UNKNOWN_NODE
+    def node(self) -> str | None:
+        """Host that the file names."""
+        return self.file.node
 
 
 @dataclass(slots=True)
