@@ -123,7 +123,7 @@ def diagnosis(
         kind=kind,
         begin_ns=None,
         end_ns=None,
-        nodes=sorted({one.node for one in gpus}),
+        nodes=sorted({one.node for one in gpus if one.node is not None}),
         job=None if job is None else dict(job),
     )
     root_causes = roots(ledger, totals.idle_s)
