@@ -60,13 +60,13 @@ def torch_trained(tmp_path: Path, body: str) -> Read:
 
 
 def test_a_trainer_that_loads_by_itself(tmp_path: Path) -> None:
-    read = torch_trained(tmp_path, "fit(DataLoader(Map(pause_s=0.002), batch_size=4))")
+    read = torch_trained(tmp_path, "fit(DataLoader(Map(pause_s=0.004), batch_size=4))")
     (loader,) = read.loaders
     assert (loader.workers, loader.capacity, loader.batch_size) == (0, None, 4)
     assert (loader.ready, loader.outstanding, loader.unpinned) == (None, None, None)
     assert (loader.batches, loader.outside_batches, loader.flags) == (4, 0, 0)
     assert loader.wait_ns is not None
-    assert loader.wait_ns > 4 * 4 * 2_000_000
+    assert loader.wait_ns > 4 * 4 * 4_000_000
     assert (loader.iterators, loader.ends, loader.waiting_since_ns) == (1, 1, 0)
     totals = read.totals
     assert (totals.steps, totals.optimizer_steps, totals.hook_errors) == (4, 4, 0)
