@@ -97,7 +97,7 @@ def test_a_fast_loader_is_found_full_and_a_slow_one_empty(tmp_path: Path) -> Non
     assert (slow.wait_ns or 0) > 5 * (fast.wait_ns or 0) / 3
     assert (fast.outstanding, slow.outstanding) == (0, 0)
     assert (fast.setup_ns or 0) > 0
-    assert fast.flags & at.FLAG_WORKERS
+    assert (fast.flags or 0) & at.FLAG_WORKERS
     assert len(pages(tmp_path / "pages")) == 1  # none of the workers
 
 
@@ -129,7 +129,7 @@ def test_iterable_data_sets(tmp_path: Path, workers: int) -> None:
         """,
     )
     (loader,) = read.loaders
-    assert loader.flags & at.FLAG_ITERABLE
+    assert (loader.flags or 0) & at.FLAG_ITERABLE
     assert (loader.batches, loader.iterators, loader.ends) == (16, 2, 2)
     # The last thing that a worker sends is that it has ended.
     assert loader.ready == (workers if workers else None)
@@ -146,7 +146,7 @@ def test_persistent_workers_begin_epochs_without_a_new_iterator(tmp_path: Path) 
         """,
     )
     (loader,) = read.loaders
-    assert loader.flags & at.FLAG_PERSISTENT
+    assert (loader.flags or 0) & at.FLAG_PERSISTENT
     assert (loader.serial, loader.batches, loader.iterators, loader.ends) == (1, 12, 3, 3)
 
 
@@ -164,7 +164,7 @@ def test_the_pin_memory_thread_has_a_queue_of_its_own(tmp_path: Path) -> None:
         """,
     )
     (loader,) = read.loaders
-    assert loader.flags & at.FLAG_PIN_MEMORY
+    assert (loader.flags or 0) & at.FLAG_PIN_MEMORY
     assert (loader.batches, loader.unpinned) == (12, 0)
     assert (loader.ready_sum or 0) > 12
     assert read.totals.hook_errors == 0
@@ -224,7 +224,9 @@ def test_more_loaders_than_places(tmp_path: Path) -> None:
     assert len(read.loaders) == at.LOADERS
     assert read.totals.loaders_seen == 52
     assert sum(loader.batches or 0 for loader in read.loaders) == 104
-    assert [bool(loader.flags & at.FLAG_SHARED) for loader in read.loaders] == [False] * 7 + [True]
+    assert [bool((loader.flags or 0) & at.FLAG_SHARED) for loader in read.loaders] == [
+        False
+    ] * 7 + [True]
     assert read.totals.hook_errors == 0
 
 
