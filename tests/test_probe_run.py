@@ -150,7 +150,8 @@ def test_a_recording_has_what_the_trainer_said(tmp_path: Path) -> None:
             "SELECT max(steps), max(checkpoint_save_ns), count(*) FROM probe"
         ).fetchone()
         events = recording.con.execute(
-            "SELECT kind, count(*) FROM probe_event WHERE kind <> 'gc' GROUP BY ALL ORDER BY ALL"
+            "SELECT kind, max(step), sum(end_ns - begin_ns) FROM probe_event "
+            "WHERE kind <> 'gc' GROUP BY ALL ORDER BY ALL"
         ).fetchall()
         who = recording.con.execute("SELECT DISTINCT page, rank FROM probe_info").fetchall()
         bad = recording.con.execute(
@@ -160,7 +161,10 @@ def test_a_recording_has_what_the_trainer_said(tmp_path: Path) -> None:
     assert rows[0] == 30
     assert 300_000_000 <= rows[1] < 2_000_000_000
     assert rows[2] >= 8
-    assert events == [("checkpoint_save", 1), ("step", 30)]
+    assert [event[:2] for event in events] == [("checkpoint_save", 30), ("step", 30)]
+    assert events[0][2] >= 300_000_000
+    # The first step begins where the probe was loaded: in its own call.
+    assert events[1][2] >= 29 * 50_000_000
     assert len(who) == 1
     assert who[0][0].startswith(str(tmp_path / "pages"))
     assert bad == []
