@@ -15,8 +15,9 @@ import pytest
 from probe_kit import environment, pages, python_of, read_page, script, train, trained
 from whyidle.run_command import site_folder
 
+# The hooks are imported to see that every Python can: without torch they hook nothing.
 WORK = """
-import whyidle_probe
+import whyidle_probe, whyidle_probe.torch_hooks
 with whyidle_probe.phase("evaluation"):
     pass
 for _ in range(3):
