@@ -148,7 +148,10 @@ def _accompany(process: subprocess.Popen[bytes], supervisor: Supervisor | None) 
 
 def _conclude(recording: Path, clean: bool) -> None:
     size = sum(path.stat().st_size for path in recording.rglob("*") if path.is_file())
-    LOG.info("recorded %.1f MB; read it with: diagnose %s", size / 1e6, recording)
+    # diagnose reads traces so far; the tables are what a recording is good for until it reads these.
+    LOG.info(
+        "recorded %.1f MB in %s; its tables are listed by: whyidle tables", size / 1e6, recording
+    )
     if not clean:
         LOG.warning("part of it is still in the spool, which diagnose reads as well")
 
