@@ -38,6 +38,8 @@ ABSENT = frozenset({INVALID_ARGUMENT, NOT_SUPPORTED, FUNCTION_NOT_FOUND})
 _FIELD = struct.Struct("<IIqqiiQ")  # id, scope, timestamp us, latency us, type, return, value
 _METRIC = struct.Struct("<Iid24x")  # id, return, value, pointers to names
 _METRICS_AT = 24
+_SAMPLES = struct.Struct("<QQ")  # the older and the newer
+_SAMPLES_AT = 8
 _DOUBLE = struct.Struct("<d")
 _WORD = struct.Struct("<Q")
 
@@ -61,7 +63,7 @@ def error_text(code: int) -> str:
 class Library:
     """libnvidia-ml, opened by nvidia-ml-py; used by one thread. Raises NvmlError."""
 
-    __slots__ = ("_dll", "_uint", "_uint_ref", "_ulong", "_ulong_ref")
+    __slots__ = ("_dll", "_uint", "_uint_ref", "_ulong", "_ulong_ref", "gpm_request")
 
     def __init__(self) -> None:
         try:
@@ -72,6 +74,8 @@ class Library:
         # The same library again, by the name that found it: calls of our own, so that nothing set
         # on them reaches nvidia-ml-py's.
         self._dll = ctypes.CDLL(pynvml.nvmlLib._name)
+        # One for all devices, since each is answered before the next is asked: it has 19 KB.
+        self.gpm_request = _gpm_request()
         self._uint = ctypes.c_uint()
         self._uint_ref = ctypes.byref(self._uint)
         self._ulong = ctypes.c_ulonglong()
@@ -180,7 +184,7 @@ class Gpm:
         "_latest_ns",
         "_library",
         "_metrics",
-        "_requests",
+        "_pairs",
         "_samples",
         "worked",
     )
@@ -198,10 +202,8 @@ class Gpm:
         self._samples: list[Any] = []
         for _ in range(2):
             self._samples.append(_allocate(library))
-        # One request for each order of the two: nothing is written on the hot path.
-        self._requests = tuple(
-            _request(self._samples[older], self._samples[1 - older]) for older in (0, 1)
-        )
+        addresses = [ctypes.cast(sample, ctypes.c_void_p).value for sample in self._samples]
+        self._pairs = (tuple(addresses), tuple(reversed(addresses)))
         self._latest = 0
         self._latest_ns: int | None = None
 
@@ -222,7 +224,8 @@ class Gpm:
         older, self._latest, self._latest_ns = self._latest, target, now
         if before is None or now - before > GPM_WINDOW_MAX_NS:
             return None
-        request = self._requests[older]
+        request = self._library.gpm_request
+        _SAMPLES.pack_into(request.bytes, _SAMPLES_AT, *self._pairs[older])
         check(self._metrics(request.ref), "GpmMetricsGet")
         self.worked = True
         return (before, now, _values(request.bytes))
@@ -252,11 +255,11 @@ def _allocate(library: Library) -> Any:
     return sample
 
 
-def _request(older: Any, newer: Any) -> Buffer:
+def _gpm_request() -> Buffer:
+    """Return a request of GPM_METRICS without samples; its array is sized for all, 19 KB."""
     request = pynvml.c_nvmlGpmMetricsGet_t()
     request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
     request.numMetrics = len(GPM_METRICS)
-    request.sample1, request.sample2 = older, newer
     for index, metric in enumerate(GPM_METRICS):
         request.metrics[index].metricId = metric
     return Buffer(request)
