@@ -37,6 +37,9 @@ MERGED_BLOCK_BYTES = 256 << 10
 # the making take a row group at a time: half of DuckDB's own lets tables of 100 columns fit.
 MEMORY_LIMIT = "40MB"
 ROW_GROUP_ROWS = 61_440
+# Rows that fill a group go straight into the file; others are written twice, first into the log. In
+# groups of DuckDB's smallest size a minute of a busy node is 2.1 MB of writes, else 3.7 MB.
+MINUTE_GROUP_ROWS = 2048
 INFO = "segment_info"
 _SPAN = re.compile(r"\d{8}T\d{6}Z-(\d{13,})(?:-(\d{13,}))?\.")
 
@@ -108,10 +111,11 @@ def new_segment(
     con = connect(memory_limit=memory_limit)
     try:
         block = MERGED_BLOCK_BYTES if merged else MINUTE_BLOCK_BYTES
+        group = ROW_GROUP_ROWS if merged else MINUTE_GROUP_ROWS
         con.execute(
             f"ATTACH {quoted(str(part))} AS seg "
             f"(STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block}, "
-            f"ROW_GROUP_SIZE {ROW_GROUP_ROWS})"
+            f"ROW_GROUP_SIZE {group})"
         )
         if not merged:
             con.execute("BEGIN")
