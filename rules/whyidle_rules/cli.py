@@ -11,7 +11,9 @@ import errno
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -198,11 +200,30 @@ def _diagnose(args: argparse.Namespace) -> int:
 
 def _get_ready(rules_dir: Sequence[Path]) -> tuple[Rule, ...]:
     """Load the rules and what runs them: 0.15 s of imports, beside the reading of traces."""
-    from whyidle_rules import rule_load
-    from whyidle_rules.trace import diagnose
+    with _interrupt_later():
+        from whyidle_rules import rule_load
+        from whyidle_rules.trace import diagnose
 
-    assert diagnose
+        assert diagnose
     return rule_load.load_rules(rules_dir)
+
+
+@contextmanager
+def _interrupt_later() -> Iterator[None]:
+    """Hold Ctrl-C back for the length of imports: initialising DuckDB's module swallows it."""
+    before = signal.getsignal(signal.SIGINT)
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or before is not signal.default_int_handler:
+        yield
+        return
+    asked: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
 
 
 def _diagnose_traces(
