@@ -100,7 +100,7 @@ _HOST_COLUMNS = (
     "host_busy_s",
     "host_silent_s",
 )
-_PYTHON_COLUMNS = ("gc_s",)
+_PYTHON_COLUMNS = ("gc_s", "logging_s", "checkpoint_save_s", "checkpoint_load_s")
 _LAUNCH_COLUMNS = ("launch_latency_s", "queued_s")
 
 
