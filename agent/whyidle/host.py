@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from whyidle.clock import Clock
+from whyidle.kmsg import Kmsg
 
 # What a question may be answered with: JSON values, tuples for lists.
 Answer: TypeAlias = "bool | int | float | str | tuple[Answer, ...] | Mapping[str, Answer] | None"
@@ -65,7 +66,10 @@ class Stat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that a source reported by itself, such as a line of the kernel log."""
+    """Something that a source reported by itself, such as a record of the kernel log.
+
+    `mono_ns` is when it was read; when it came to be, if known, is in `text`.
+    """
 
     mono_ns: int
     text: str
@@ -120,7 +124,11 @@ class Host(Protocol):
         ...
 
     def events(self, source: str) -> tuple[Event, ...]:
-        """Return what `source` reported since it was last asked. Raises OSError."""
+        """Return what `source` reported since it was last asked: "kmsg". Raises OSError.
+
+        A call returns a bounded number; the rest comes with the next. The first call returns what
+        the source still holds.
+        """
         ...
 
     def forget(self, prefix: str) -> None:
@@ -160,7 +168,7 @@ class LiveHost:
     next question opens anew.
     """
 
-    __slots__ = ("_askers", "_clock", "_kept", "_limit", "_nvml", "_root")
+    __slots__ = ("_askers", "_clock", "_kept", "_kmsg", "_limit", "_nvml", "_root")
 
     def __init__(
         self,
@@ -176,6 +184,7 @@ class LiveHost:
         self._nvml = nvml
         self._askers = dict(askers or {})
         self._kept: dict[str, _Kept] = {}
+        self._kmsg = Kmsg(self._root + "dev/kmsg")
         self._limit = descriptor_limit
 
     @property
@@ -240,8 +249,15 @@ class LiveHost:
         return self._askers[question](*args)
 
     def events(self, source: str) -> tuple[Event, ...]:
-        """No source of events is built in yet: every one is missing."""
-        raise FileNotFoundError(2, "no such source of events", source)
+        """Return new records of the kernel log, for "kmsg"; there is no other source."""
+        if source != "kmsg":
+            raise FileNotFoundError(2, "no such source of events", source)
+        try:
+            records = self._kmsg.read()
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, "dev/kmsg") from None
+        now = self._clock.mono_ns()
+        return tuple(Event(mono_ns=now, text=text) for text in records)
 
     def forget(self, prefix: str) -> None:
         """Close the kept descriptors below `prefix`."""
@@ -251,6 +267,7 @@ class LiveHost:
     def close(self) -> None:
         """Close every kept descriptor and the NVML source."""
         self.forget("")
+        self._kmsg.close()
         if self._nvml is not None:
             self._nvml.close()
 
@@ -259,6 +276,8 @@ class LiveHost:
         # `_kept` is missing if the constructor was called wrongly.
         for kept in getattr(self, "_kept", {}).values():
             os.close(kept.fd)
+        if hasattr(self, "_kmsg"):
+            self._kmsg.close()
 
     def _open(self, path: str, keep: bool) -> _Kept:
         # O_NONBLOCK: opening a FIFO that somebody put in our way must not wait for its writer.
