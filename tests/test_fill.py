@@ -60,7 +60,7 @@ UNKNOWN: dict[Piece, set[str]] = {
     Piece.BUSY: {"gc_s", "logging_s", "checkpoint_save_s", "checkpoint_load_s"},
     Piece.EXPOSED: {"coll_wait_s", "coll_transfer_s"},
 }
-SECONDS = [column.name for column in evidence.OBSERVED if column.unit == "s"]
+SECONDS = [column.name for column in evidence.TRACED if column.unit == "s"]
 EMPTY_KINDS = [kind for kind in Piece if kind < Piece.TRANSFER]
 SPIN_KINDS = [kind for kind in Piece if Piece.TRANSFER <= kind < Piece.WORKING]
 

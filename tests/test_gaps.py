@@ -21,10 +21,10 @@ from trace_make import (
     operator,
     span,
 )
-from whyidle_rules.trace import intervals
+from whyidle_rules import intervals
+from whyidle_rules.intervals import EMPTY
 from whyidle_rules.trace.device import DeviceTrace
 from whyidle_rules.trace.gaps import CLOCK_SLACK_NS, Piece, Pieces
-from whyidle_rules.trace.intervals import EMPTY
 
 Told = list[tuple[float, float, str]]
 OTHER_THREAD = 2

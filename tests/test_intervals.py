@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whyidle_rules.trace import intervals
-from whyidle_rules.trace.intervals import EMPTY, Ints
+from whyidle_rules import intervals
+from whyidle_rules.intervals import EMPTY, Ints
 
 Pairs = list[tuple[int, int]]
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)

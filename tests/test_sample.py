@@ -13,7 +13,7 @@ import pytest
 from trace_make import US, Event, collective, columns, copy, kernel, span
 from whyidle.errors import UserError
 from whyidle.store import Recording
-from whyidle_rules.trace import intervals
+from whyidle_rules import intervals
 from whyidle_rules.trace.columns import Columns
 from whyidle_rules.trace.device import DeviceTrace, analyse
 from whyidle_rules.trace.sample import HERTZ, Samples, sample, write

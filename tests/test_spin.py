@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_make import US, collective, device, kernel
-from whyidle_rules.trace import intervals
+from whyidle_rules import intervals
+from whyidle_rules.intervals import Ints
 from whyidle_rules.trace.comm import CommKernels
 from whyidle_rules.trace.gaps import Piece
-from whyidle_rules.trace.intervals import Ints
 from whyidle_rules.trace.match import Matched
 from whyidle_rules.trace.spin import SpinPieces, Waits, cut, waits_of
 

@@ -35,6 +35,22 @@ def _seconds(name: str, meaning: str, part_of: str = "") -> Column:
     return Column(name=name, type="DOUBLE", unit="s", meaning=meaning, part_of=part_of)
 
 
+def _ratio(name: str, meaning: str) -> Column:
+    return Column(name=name, type="DOUBLE", unit="ratio", meaning=meaning)
+
+
+def _count(name: str, meaning: str) -> Column:
+    return Column(name=name, type="INTEGER", unit="", meaning=meaning)
+
+
+def _text(name: str, meaning: str) -> Column:
+    return Column(name=name, type="VARCHAR", unit="", meaning=meaning)
+
+
+def _truth(name: str, meaning: str) -> Column:
+    return Column(name=name, type="BOOLEAN", unit="", meaning=meaning)
+
+
 def _share_of_spinning(name: str, meaning: str) -> Column:
     return Column(name=name, type="DOUBLE", unit="s", meaning=meaning, exclusive=True)
 
@@ -55,7 +71,7 @@ KEYS: tuple[Column, ...] = (
     Column(name="t1_ns", type="BIGINT", unit="ns", meaning="End of the window."),
 )
 
-OBSERVED: tuple[Column, ...] = (
+TRACED: tuple[Column, ...] = (
     _seconds("d_s", "Length of the window."),
     _seconds("working_s", "Kernels computed."),
     _seconds("empty_s", "No kernel was resident; copies alone are not work."),
@@ -111,6 +127,42 @@ OBSERVED: tuple[Column, ...] = (
     Column(name="world_size", type="INTEGER", unit="", meaning="Ranks of the job."),
 )
 
+# What only recordings tell: of the trainer's threads, its loader's processes, and its node.
+_RECORDED: tuple[Column, ...] = (
+    _truth("probed", "The launching process publishes a counter page."),
+    _truth(
+        "data_wait_inferred",
+        "No counter page tells of data_wait_s: the launching thread slept, and all workers of its "
+        "loader were busy.",
+    ),
+    _count("loaders", "DataLoaders that the launching process has told of."),
+    _count("loader_workers", "Processes that load its data; 0: it loads its data itself."),
+    _ratio("loader_cpu_ratio", "Share of their time on a CPU; of the wait, if it loads itself."),
+    _ratio("loader_runq_ratio", "Share of it ready to run, without a CPU."),
+    _ratio("loader_io_ratio", "Share of it blocked in reads from storage or network."),
+    Column(
+        name="loader_read_bytes",
+        type="DOUBLE",
+        unit="bytes",
+        meaning="Read from storage by the processes that load data.",
+    ),
+    _text("read_fs", "Kind of file system that data comes from: block, nvmeof, nfs, fuse ..."),
+    _text("read_mount", "Where that is mounted."),
+    _count("cpus_allowed", "CPUs that the processes that load data may use."),
+    _ratio("cgroup_throttled_ratio", "Share of the quota periods that their cgroup was cut short."),
+    _count("node_cpus", "CPUs of the node."),
+    _ratio("node_cpu_busy_ratio", "Share of the node's CPU time that was used."),
+    _share_of_empty("no_process_s", "No process had the GPU."),
+    _share_of_empty("startup_s", "A process had started and had run no kernel on the GPU yet."),
+    _share_of_empty("writing_s", "The launching process was writing to storage, in bulk."),
+    _share_of_empty("other_phase_s", "The launching thread was in a phase that it named itself."),
+    _share_of_empty("main_run_s", "The launching thread ran on a CPU, in none of the above."),
+    _share_of_empty("main_ready_s", "The launching thread was ready to run, without a CPU."),
+    _share_of_empty("main_blocked_s", "The launching thread was blocked in I/O."),
+    _share_of_empty("main_asleep_s", "The launching thread slept, in none of the above."),
+)
+
+OBSERVED: tuple[Column, ...] = TRACED + _RECORDED
 COLUMNS: tuple[Column, ...] = KEYS + OBSERVED
 BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from whyidle_rules.intervals import Ints
 from whyidle_rules.trace import names
 from whyidle_rules.trace.columns import NO_VALUE, Columns, CommArguments, CommCall
-from whyidle_rules.trace.intervals import Ints
 
 _NESTING_MAX = 8  # spans around one launch: operator, collective, annotation, coalescing
 

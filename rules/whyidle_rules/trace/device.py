@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from whyidle_rules.trace import intervals
+from whyidle_rules import intervals
+from whyidle_rules.intervals import EMPTY, Ints
 from whyidle_rules.trace.columns import Columns
 from whyidle_rules.trace.comm import CommKernels, comm_kernels
 from whyidle_rules.trace.gaps import Cut, HostSide, Piece, Pieces
-from whyidle_rules.trace.intervals import EMPTY, Ints
 from whyidle_rules.trace.names import Gpu
 
 _COPY_PIECES: tuple[tuple[Gpu, Piece], ...] = (

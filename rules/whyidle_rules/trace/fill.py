@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from whyidle_rules import evidence
+from whyidle_rules.intervals import Ints
 from whyidle_rules.trace.device import Parts
 from whyidle_rules.trace.gaps import Piece
-from whyidle_rules.trace.intervals import Ints
 from whyidle_rules.trace.run import Timeline, TraceRun, is_spinning, prelude, timeline
 
 BINS = 200
@@ -249,7 +249,7 @@ def _query() -> str:
     for name, kinds in _FILLS.items():
         expressions[name] = f"CASE {_unknown(name)} ELSE {_when(kinds)} END"
     body = ", ".join(
-        f'CAST({expressions[column.name]} AS {column.type}) AS "{column.name}"'
+        f'CAST({expressions.get(column.name, "NULL")} AS {column.type}) AS "{column.name}"'
         for column in evidence.COLUMNS
     )
     return f"SELECT {body} FROM trace_pieces"

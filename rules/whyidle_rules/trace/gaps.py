@@ -20,9 +20,9 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from whyidle_rules.trace import intervals
+from whyidle_rules import intervals
+from whyidle_rules.intervals import EMPTY, Ints
 from whyidle_rules.trace.columns import NO_VALUE, TIME_MAX_NS, Columns
-from whyidle_rules.trace.intervals import EMPTY, Ints
 from whyidle_rules.trace.names import Host
 
 # GPU and host clocks of one trace agree to about this: launches up to 13 us after the kernel that

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from whyidle_rules.intervals import Ints
 from whyidle_rules.trace import names
 from whyidle_rules.trace.columns import NO_VALUE
 from whyidle_rules.trace.comm import CommKernels
-from whyidle_rules.trace.intervals import Ints
 
 # Ends of one collective on 4 to 8 ranks of a node differ by 30 us (median) to 0.9 ms (most seen).
 END_SPREAD_NS = 300_000

@@ -24,11 +24,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from whyidle_rules.trace import intervals
+from whyidle_rules import intervals
+from whyidle_rules.intervals import Ints
 from whyidle_rules.trace.columns import TIME_MAX_NS
 from whyidle_rules.trace.fill import Filled
 from whyidle_rules.trace.gaps import Piece
-from whyidle_rules.trace.intervals import Ints
 from whyidle_rules.trace.match import Matched
 from whyidle_rules.trace.run import RunGpu, TraceRun
 

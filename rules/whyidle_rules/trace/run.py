@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from whyidle_rules.intervals import Ints
 from whyidle_rules.trace.device import DeviceTrace
 from whyidle_rules.trace.gaps import Piece
-from whyidle_rules.trace.intervals import Ints
 from whyidle_rules.trace.load import FileTrace
 from whyidle_rules.trace.match import Matched, match
 from whyidle_rules.trace.spin import SpinPieces, Waits, cut, waits_of

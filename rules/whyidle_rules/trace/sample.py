@@ -21,10 +21,10 @@ from whyidle.errors import UserError
 from whyidle.layout import SEGMENT, Identity, stem
 from whyidle.manifest import RECORDING, write_manifest
 from whyidle.segment import new_segment
-from whyidle_rules.trace import intervals
+from whyidle_rules import intervals
+from whyidle_rules.intervals import Ints
 from whyidle_rules.trace.columns import NO_VALUE, Columns
 from whyidle_rules.trace.device import DeviceTrace
-from whyidle_rules.trace.intervals import Ints
 from whyidle_rules.trace.load import FileTrace, read_columns
 from whyidle_rules.trace.names import Gpu
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from whyidle_rules.trace import intervals
+from whyidle_rules import intervals
+from whyidle_rules.intervals import EMPTY, Ints
 from whyidle_rules.trace.comm import CommKernels
 from whyidle_rules.trace.gaps import Piece
-from whyidle_rules.trace.intervals import EMPTY, Ints
 from whyidle_rules.trace.match import Matched
 
 
