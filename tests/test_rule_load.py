@@ -55,9 +55,9 @@ def test_what_is_out_of_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "host_pause" / "README.md").write_text("about", encoding="utf-8")
     missing = tmp_path / "missing"
     assert lines(tmp_path, missing, site=tmp_path / "none") == [
-        f"{tmp_path}/host_pause/other.yml:1:1: a rule file ends in .yaml; rename it",
-        f"{missing}:1:1: there is no such rule file or folder",
-        f"{tmp_path}/slow_thing.yaml:1:1: move it into a folder named after its cause",
+        f"{tmp_path}/host_pause/other.yml: a rule file ends in .yaml; rename it",
+        f"{missing}: there is no such rule file or folder; name one that exists",
+        f"{tmp_path}/slow_thing.yaml: move it into a folder named after its cause",
     ]
 
 
@@ -68,7 +68,7 @@ def test_two_files_of_one_folder_cannot_share_an_id(tmp_path: Path) -> None:
     )
     second = write_rule(tmp_path, text, "lifecycle/slow_thing")
     found = lines(tmp_path, site=tmp_path / "none")
-    assert found == [f"{second}:1:1: {first} has the same id; rename one of them"]
+    assert found == [f"{second}: {first} has the same id; rename one of them"]
 
 
 def test_a_folder_whose_reading_fails_is_no_empty_folder(
@@ -84,7 +84,7 @@ def test_a_folder_whose_reading_fails_is_no_empty_folder(
         return whole(self)
 
     monkeypatch.setattr(Path, "iterdir", denied)
-    message = f"{site}:1:1: cannot be read (Permission denied); check permissions"
+    message = f"{site}: cannot be read (Permission denied); check permissions"
     assert lines(site=site) == [message]
 
 

@@ -47,7 +47,9 @@ def rule_files(root: Path, problems: list[Problem]) -> list[Path]:
         if root.is_file():
             return [root]
         if not root.is_dir():
-            problems.append(_problem(root, "there is no such rule file or folder"))
+            problems.append(
+                _problem(root, "there is no such rule file or folder; name one that exists")
+            )
             return []
         children = sorted(root.iterdir())
         folders = [child for child in children if child.is_dir() and child.name[0] != "."]
@@ -102,4 +104,4 @@ def _if_there(root: Path, problems: list[Problem]) -> list[Path]:
 
 
 def _problem(path: Path, message: str) -> Problem:
-    return Problem(file=str(path), line=1, column=1, message=message)
+    return Problem(file=str(path), message=message)
