@@ -18,12 +18,22 @@ from whyidle.collect import ALL
 from whyidle.collect.collector import Collect, NoData, Problem
 from whyidle.faults import ALL_FAULTS, FaultHost
 from whyidle.host import Answer, Argument, Host, LiveHost, NvmlError
-from whyidle.schema import TABLES, GpuActivity, ProbeEvent, ProbeInfo, Process, ProcessInfo
+from whyidle.schema import (
+    TABLES,
+    GpuActivity,
+    Mount,
+    ProbeEvent,
+    ProbeInfo,
+    Process,
+    ProcessInfo,
+)
 from whyidle.table import Row, table_of
 
 UUIDS = ("GPU-a", "GPU-b")
-# Tables that others write: the sampler about itself, and readers of traces.
-NOT_COLLECTED = {"agent_self", "collector_error", "run_info", "tick", "trace_step"}
+MOUNTS = "40 1 259:1 / / rw,relatime - ext4 /dev/nvme0n1p1 rw\n"
+# Tables that others write: the sampler about itself, readers of traces, and the keeper's ledger.
+LEDGER = {"ledger_minute", "ledger_total", "settled", "settled_gpu", "settlement"}
+NOT_COLLECTED = {"agent_self", "collector_error", "run_info", "tick", "trace_step"} | LEDGER
 
 
 class ModelNvml:
@@ -87,6 +97,9 @@ def machine(root: Path) -> None:
             "proc/net/dev": "Inter-|\n face |\n eth0: 1 2 3 4 5 6 7 8 9 1 2 3 4 5 6 7\n",
             "sys/class/net/eth0/device/vendor": "0x15b3\n",
             "sys/class/net/eth0/operstate": "up\n",
+            "proc/self/mountinfo": MOUNTS,
+            f"proc/{RANK0}/mountinfo": MOUNTS,
+            f"proc/{RANK0}/fdinfo/7": "pos:\t0\nflags:\t0100000\nmnt_id:\t40\nino:\t3\n",
             f"{base}/cgroup.procs": "",
             f"{base}/{task}/cpu.stat": "usage_usec 5\nnr_periods 1\nnr_throttled 1\n",
             f"{base}/{task}/cpu.max": "100000 100000\n",
@@ -102,6 +115,7 @@ def live(root: Path, clock: VirtualClock) -> LiveHost:
         nvml=ModelNvml(clock),
         askers={
             "clock": lambda: (clock.mono_ns(), clock.boot_ns(), clock.wall_ns(), 1, 2, 3, True),
+            "open_files": lambda pid: ((7, "/data/train.bin"),) if pid == RANK0 else (),
             "watched": lambda: {"gpu": (RANK0, RANK1), "commands": (LAUNCHER,)},
         },
     )
@@ -144,7 +158,7 @@ def attempt(collect: Collect, host: Host) -> list[Row]:
 
 def told(rows: list[Row]) -> set[Any]:
     """Rows without what is told once or in a rhythm of its own: profiles, events, slow values."""
-    rare = (ProbeEvent, ProbeInfo, ProcessInfo)
+    rare = (Mount, ProbeEvent, ProbeInfo, ProcessInfo)
     return {_without_slow(row) for row in rows if not isinstance(row, rare)}
 
 

@@ -19,6 +19,7 @@ from whyidle.schema.machine import (
 from whyidle.schema.probe import Probe, ProbeEvent, ProbeInfo, ProbeLoader
 from whyidle.schema.process import Process, ProcessInfo
 from whyidle.schema.run import RunInfo, TraceStep
+from whyidle.schema.settled import LedgerMinute, LedgerTotal, Settled, SettledGpu, Settlement
 from whyidle.table import Row
 
 VERSION = 1
@@ -35,6 +36,8 @@ TABLES: tuple[type[Row], ...] = (
     GpuInfo,
     GpuProcess,
     GpuState,
+    LedgerMinute,
+    LedgerTotal,
     NetLink,
     Pressure,
     Probe,
@@ -44,6 +47,9 @@ TABLES: tuple[type[Row], ...] = (
     Process,
     ProcessInfo,
     RunInfo,
+    Settled,
+    SettledGpu,
+    Settlement,
     Tick,
     TraceStep,
     Vmstat,
@@ -62,6 +68,8 @@ __all__ = [
     "GpuInfo",
     "GpuProcess",
     "GpuState",
+    "LedgerMinute",
+    "LedgerTotal",
     "NetLink",
     "Pressure",
     "Probe",
@@ -71,6 +79,9 @@ __all__ = [
     "Process",
     "ProcessInfo",
     "RunInfo",
+    "Settled",
+    "SettledGpu",
+    "Settlement",
     "Tick",
     "TraceStep",
     "Vmstat",
