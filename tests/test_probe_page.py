@@ -66,6 +66,8 @@ def test_both_descriptions_agree(tmp_path: Path) -> None:
     page.record(1 | at.EVENT_BACKGROUND, now - 8, now, 4, 5, 6)
     page.record(9, now - 7, now, 7, 8, 9)
     page.record(at.EVENT_GC, now - 6, now, 2, 8, 0)
+    page.record(at.EVENT_WAIT, now - 5, now, 1, 0, 0)
+    page.record(at.EVENT_SETUP, now - 4, now, 1, 0, 0)
     block = LoaderBlock(page.slots[at.LOADERS_AT : at.LOADERS_AT + at.LOADER_SLOTS])
     block.begin(7)
     block.describe(at.FLAG_WORKERS | at.FLAG_PERSISTENT, 4, 8, 32)
@@ -92,8 +94,8 @@ def test_both_descriptions_agree(tmp_path: Path) -> None:
     assert totals.phase_background_ns == tuple(range(200, 216))
     assert probe_page.phase_name(header, totals.phase) == "warm-up"
     assert totals.phase_since_ns == now >> 4 << 4
-    assert read.kinds() == ["step", "checkpoint_save", "warm-up", "gc"]
-    assert [record.background for record in read.records] == [False, True, False, False]
+    assert read.kinds() == ["step", "checkpoint_save", "warm-up", "gc", "data_wait", "data_setup"]
+    assert [record.background for record in read.records] == [False, True, False, False, False, False]
     assert read.records[0].values == (1, 2, 3)
     (loader,) = read.loaders
     assert (loader.serial, loader.workers, loader.capacity, loader.batch_size) == (7, 4, 8, 32)

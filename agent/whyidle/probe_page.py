@@ -43,7 +43,8 @@ _PHASES = (
 _TOLD = 8
 _TOLD_AT = 256
 _TOLD_BYTES = 30
-_STEP, _GC, _BACKGROUND = 32, 33, 64
+_EVENTS = {32: "step", 33: "gc", 34: "data_wait", 35: "data_setup"}
+_BACKGROUND = 64
 # A pid is at most 2**22, but nothing here depends on that: it only must be one.
 _PID_MAX = 1 << 31
 
@@ -124,7 +125,7 @@ class Process(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A record of the ring. `kind` is step, gc or the name of a phase."""
+    """A record of the ring. `kind` is step, gc, data_wait, data_setup or the name of a phase."""
 
     sequence: int
     kind: str
@@ -257,10 +258,8 @@ def parse_records(data: bytes, header: Header, newest: int, after: int) -> Itera
 
 
 def _kind(header: Header, kind: int) -> str:
-    if kind == _STEP:
-        return "step"
-    if kind == _GC:
-        return "gc"
+    if kind in _EVENTS:
+        return _EVENTS[kind]
     inner = kind - _BACKGROUND if kind >= _BACKGROUND else kind
     return phase_name(header, inner) if 0 < inner < _PHASE_KINDS else "other"
 

@@ -101,7 +101,9 @@ def _init(original: Callable[..., None], recorder: Recorder) -> Callable[..., No
             if block is not None:
                 _describe(block, loader, self)
                 block.iterator = weakref.ref(self)
-                block.iterator_made(monotonic_ns() - began)
+                now = monotonic_ns()
+                block.iterator_made(now - began)
+                recorder.set_up(began, now)
                 setattr(self, _WATCH, _Watch(block, self))
         except OURS:
             recorder.failed()
@@ -119,7 +121,9 @@ def _reset(original: Callable[..., None], recorder: Recorder) -> Callable[..., N
         try:
             watch = self.__dict__.get(_WATCH)
             if watch is not None:  # not on the first reset, which __init__ makes
-                watch.block.iterator_made(monotonic_ns() - began)
+                now = monotonic_ns()
+                watch.block.iterator_made(now - began)
+                recorder.set_up(began, now)
         except OURS:
             recorder.failed()
 
@@ -152,7 +156,9 @@ def _ended(watch: _Watch, error: BaseException, began_ns: int, recorder: Recorde
         # Torch's own count keeps what it asked of iterable workers that ran dry.
         drained = watch.size is not None and isinstance(error, StopIteration)
         outstanding = 0 if drained else at.UNKNOWN
-        watch.block.ended(monotonic_ns() - began_ns, outstanding)
+        now = monotonic_ns()
+        watch.block.ended(now - began_ns, outstanding)
+        recorder.set_up(began_ns, now)
     except OURS:
         recorder.failed()
 
@@ -189,6 +195,7 @@ def _next(original: Callable[[Any], Any], recorder: Recorder) -> Callable[[Any],
                 watch.block.took(STEP, wait_ns, outstanding)
                 recorder.step_batches += 1
                 recorder.step_wait_ns += wait_ns
+                recorder.waited(began, began + wait_ns)
         except OURS:
             recorder.failed()
         return data

@@ -27,8 +27,9 @@ SERVICE_FOLDER = "/run/whyidle/probe"
 _RETRY_NS = 60_000_000_000
 # Steps that follow each other faster share a record, which bounds what the agent reads.
 _RECORD_EVERY_NS = 10_000_000
-# Shorter pauses are only summed up.
+# Shorter pauses and waits are only summed up.
 _GC_RECORD_NS = 1_000_000
+_WAIT_RECORD_NS = 1_000_000
 
 
 class Recorder:
@@ -164,6 +165,17 @@ class Recorder:
                 return block
         self._blocks[-1].shared = True
         return self._blocks[-1]
+
+    def waited(self, began: int, now: int) -> None:
+        """Tell when the main thread waited for a DataLoader; short waits are only summed up."""
+        if now - began >= _WAIT_RECORD_NS and self.page is not None:
+            self.page.record(at.EVENT_WAIT, began, now, self.steps, 0, 0)
+
+    def set_up(self, began: int, now: int) -> None:
+        """Tell when the main thread began or ended an epoch, workers and all."""
+        long = now - began >= _WAIT_RECORD_NS
+        if long and self.page is not None and threading.get_ident() == self.main_thread:
+            self.page.record(at.EVENT_SETUP, began, now, self.steps, 0, 0)
 
     # --- steps ----------------------------------------------------------------------------------
 

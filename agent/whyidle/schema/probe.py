@@ -58,7 +58,9 @@ class ProbeEvent:
     pid: int = key("Process id in the namespace of the agent.")
     start_ns: int = key("When the process started, boot clock.", unit="ns")
     sequence: int = key("Number of the record in its page, from 1.")
-    kind: str = label("Step, gc, or the name of a phase such as checkpoint_save.")
+    kind: str = label(
+        "Step, gc, data_wait, data_setup, or the name of a phase such as checkpoint_save."
+    )
     background: bool = label("Whether it was in another thread than the main one.")
     begin_ns: int = gauge("When it began, monotonic.", unit="ns")
     end_ns: int = gauge("When it ended, monotonic.", unit="ns")
