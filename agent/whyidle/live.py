@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +43,24 @@ def _net_namespace(root: str, pid: Argument) -> Answer:
     return Path(root, "proc", str(pid or "self"), "ns/net").stat().st_ino
 
 
+def _open_files(root: str, pid: Argument) -> Answer:
+    """Return (descriptor, path) of a process's descriptors that have a path and are no device."""
+    directory = os.open(f"{root}/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    found = []
+    try:
+        for name in os.listdir(directory):  # noqa: PTH208 - of a descriptor: Path has no such thing
+            try:
+                # Relative to the directory: 1.0 us against 1.7 us for the whole path.
+                path = os.readlink(name, dir_fd=directory)
+            except FileNotFoundError:
+                continue  # closed in between
+            if path.startswith("/") and not path.startswith("/dev/"):
+                found.append((int(name), path))
+    finally:
+        os.close(directory)
+    return tuple(sorted(found))
+
+
 def live_host(root: str, clock: Clock, *, watched: Watched | None = None) -> LiveHost:
     """Return a host for one thread; the hosts of one sampler share `watched` and nothing else."""
     shared = watched if watched is not None else Watched()
@@ -52,6 +71,7 @@ def live_host(root: str, clock: Clock, *, watched: Watched | None = None) -> Liv
         askers={
             **askers(clock),
             "net_namespace": partial(_net_namespace, root),
+            "open_files": partial(_open_files, root),
             "probe_folders": lambda: shared.probe_folders,
             "watched": shared.answer,
         },

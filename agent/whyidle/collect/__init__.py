@@ -7,10 +7,12 @@ from whyidle.collect.cgroup_cpu import CGROUP_CPU
 from whyidle.collect.clocks import CLOCKS
 from whyidle.collect.collector import Collector
 from whyidle.collect.cpu import CPU
+from whyidle.collect.file_use import FILE_USE
 from whyidle.collect.gpu_activity import GPU_ACTIVITY
 from whyidle.collect.gpu_info import GPU_INFO
 from whyidle.collect.gpu_process import GPU_PROCESS
 from whyidle.collect.gpu_state import GPU_STATE
+from whyidle.collect.mount import MOUNT
 from whyidle.collect.net_link import NET_LINK
 from whyidle.collect.pressure import PRESSURE
 from whyidle.collect.probe import PROBE
@@ -31,4 +33,6 @@ ALL: tuple[Collector, ...] = (
     NET_LINK,
     PROCESS,
     CGROUP_CPU,
+    MOUNT,
+    FILE_USE,
 )

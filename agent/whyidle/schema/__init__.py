@@ -20,6 +20,7 @@ from whyidle.schema.probe import Probe, ProbeEvent, ProbeInfo, ProbeLoader
 from whyidle.schema.process import Process, ProcessInfo
 from whyidle.schema.run import RunInfo, TraceStep
 from whyidle.schema.settled import LedgerMinute, LedgerTotal, Settled, SettledGpu, Settlement
+from whyidle.schema.storage import FileUse, Mount
 from whyidle.table import Row
 
 VERSION = 1
@@ -32,12 +33,14 @@ TABLES: tuple[type[Row], ...] = (
     ClockReading,
     CollectorError,
     Cpu,
+    FileUse,
     GpuActivity,
     GpuInfo,
     GpuProcess,
     GpuState,
     LedgerMinute,
     LedgerTotal,
+    Mount,
     NetLink,
     Pressure,
     Probe,
@@ -64,12 +67,14 @@ __all__ = [
     "ClockReading",
     "CollectorError",
     "Cpu",
+    "FileUse",
     "GpuActivity",
     "GpuInfo",
     "GpuProcess",
     "GpuState",
     "LedgerMinute",
     "LedgerTotal",
+    "Mount",
     "NetLink",
     "Pressure",
     "Probe",
