@@ -53,7 +53,17 @@ class Retention:
 class Keeper:
     """Keeps one node's part of a recording; `identity` names the boot that is being sampled."""
 
-    __slots__ = ("_clock", "_host", "_identity", "_node", "_pid", "_retention", "written_bytes")
+    __slots__ = (
+        "_clock",
+        "_host",
+        "_identity",
+        "_merge_ms",
+        "_node",
+        "_pid",
+        "_retention",
+        "_tells_of_itself",
+        "written_bytes",
+    )
 
     def __init__(
         self,
@@ -63,8 +73,12 @@ class Keeper:
         *,
         pid: int,
         retention: Retention | None = None,
+        merge_ms: int = HOUR_MS,
+        tells_of_itself: bool = True,
     ) -> None:
         self._node = recording / identity.node
+        self._merge_ms = merge_ms
+        self._tells_of_itself = tells_of_itself
         self._identity = identity
         self._host = host
         self._clock: Clock = host.clock
@@ -100,7 +114,7 @@ class Keeper:
             for path in segments:
                 begin = span(path)
                 assert begin is not None
-                groups.setdefault(0 if everything else begin[0] // HOUR_MS, []).append(path)
+                groups.setdefault(0 if everything else begin[0] // self._merge_ms, []).append(path)
             newest = max(groups, default=0)
             for hour, group in groups.items():
                 if len(group) > 1 and (everything or hour != newest):
@@ -158,7 +172,7 @@ class Keeper:
             target = folder / (path.name.removesuffix(PIECE) + SEGMENT)
             identity = piece.identity or self._identity_of(folder)
             pieces = [piece]
-            if folder.name == self._identity.boot8:
+            if folder.name == self._identity.boot8 and self._tells_of_itself:
                 pieces.append(piece_of([self._self_row()]))
             try:
                 with new_segment(target, identity) as con:
