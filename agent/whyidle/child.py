@@ -2,6 +2,8 @@
 
 A child's standard input is a pipe that its supervisor holds open. When it closes, because the
 supervisor ended in whatever way, the child stops as on SIGTERM: nothing is ever left running alone.
+Its standard output is a pipe, too: a letter for each thing that it got done, which is what feeds
+the watchdog of a service.
 """
 
 from __future__ import annotations
@@ -13,16 +15,65 @@ import os
 import resource
 import select
 import signal
+import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from types import FrameType
+
+from whyidle.notify import VARIABLES
 
 # What a sampler may hold open: the kept descriptors of its hosts, see host.DESCRIPTOR_LIMIT.
 DESCRIPTORS = 16_384
 # Set by the launcher of a training job for the trainer; the agent is not one.
-_NOT_INHERITED = ("WHYIDLE_PROBE", "WHYIDLE_PROBE_DIR", "PYTHONPATH", "PYTHONSTARTUP")
+_NOT_INHERITED = (
+    *("WHYIDLE_PROBE", "WHYIDLE_PROBE_DIR", "PYTHONPATH", "PYTHONSTARTUP"),
+    *VARIABLES,  # only the supervisor speaks to systemd
+)
+# Syslog's severities, as sd-daemon(3) writes them in front of a line.
+_SEVERITIES = (
+    (logging.CRITICAL, "<2>"),
+    (logging.ERROR, "<3>"),
+    (logging.WARNING, "<4>"),
+    (logging.INFO, "<6>"),
+    (logging.NOTSET, "<7>"),
+)
+
+
+class Step(Enum):
+    """What a child got done, as its supervisor is told."""
+
+    LOOP = b"t"  # the sampling loop went round
+    WRITE = b"w"  # a second of rows went to the spool, or was refused by the disk
+    CYCLE = b"c"  # the keeper looked at everything it has to do
+
+
+class Progress:
+    """Tells the supervisor of steps; never waits, and does nothing where nobody listens."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int = 1) -> None:
+        self._fd: int | None = None
+        with suppress(OSError):  # a closed descriptor: nobody listens
+            # A file or terminal is somebody who runs this module by hand.
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.set_blocking(fd, False)
+                self._fd = fd
+
+    def done(self, step: Step) -> None:
+        """Tell of a step."""
+        if self._fd is None:
+            return
+        try:
+            os.write(self._fd, step.value)
+        except BlockingIOError:
+            pass  # the pipe is full of steps that were not looked at yet: they say the same
+        except OSError:  # nobody listens any more
+            self._fd = None
 
 
 class Stop:
@@ -71,10 +122,23 @@ def start(module: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        bufsize=0,
         cwd="/",
         env=environment,
     )
+
+
+def steps_of(process: subprocess.Popen[bytes]) -> frozenset[Step]:
+    """Return what a child told since it was last asked."""
+    if process.stdout is None:
+        return frozenset()
+    said = b""
+    with suppress(BlockingIOError):
+        os.set_blocking(process.stdout.fileno(), False)
+        while chunk := os.read(process.stdout.fileno(), 65_536):
+            said += chunk
+    return frozenset(step for step in Step if step.value in said)
 
 
 def stop(process: subprocess.Popen[bytes], patience_s: float) -> int:
@@ -86,6 +150,9 @@ def stop(process: subprocess.Popen[bytes], patience_s: float) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+    finally:
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def take_lock(path: Path) -> int | None:
@@ -117,10 +184,29 @@ def prepare(name: str) -> Stop:
 
 
 def configure_log(name: str) -> None:
-    """Log to standard error, one line each; the journal of a service adds the time."""
+    """Log to standard error, one line each; the journal of a service adds time and severity."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"whyidle {name}: %(message)s"))
+    text = f"whyidle {name}: %(message)s"
+    handler.setFormatter(_Severity(text) if _is_journal(os.environ) else logging.Formatter(text))
     root = logging.getLogger("whyidle")
     root.handlers = [handler]
     root.propagate = False
     root.setLevel(logging.INFO)
+
+
+class _Severity(logging.Formatter):
+    """Puts the severity in front of a line, by which the journal sorts and colours it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        severity = next(mark for level, mark in _SEVERITIES if record.levelno >= level)
+        # Each line is an entry of its own in the journal.
+        return "\n".join(severity + line for line in super().format(record).split("\n"))
+
+
+def _is_journal(environ: Mapping[str, str]) -> bool:
+    """Whether standard error is the journal's own stream, which JOURNAL_STREAM names."""
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import duckdb
 
-from whyidle.child import prepare, take_lock
+from whyidle.child import Progress, Step, prepare, take_lock
 from whyidle.clock import NS_PER_S, SystemClock
 from whyidle.host import LiveHost
 from whyidle.keeper import Keeper, Retention
-from whyidle.layout import identify
+from whyidle.layout import SAMPLER_LOCK, identify
 from whyidle.runner import describe
 
 LOG = logging.getLogger("whyidle.keeper")
@@ -56,10 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
     )
     failed = False
+    progress = Progress()
     while not waiter.stopping():
         failed = _try(keeper, drain=False, said=failed)
+        progress.done(Step.CYCLE)
         clock.sleep_until(clock.mono_ns() + int(LOOK_S * NS_PER_S))
-    failed = _try(keeper, drain=True, said=False)
+    # Stopped alone, the keeper leaves the newest piece to the sampler that still writes it; none
+    # can begin one in the meantime.
+    alone = take_lock(lock.with_name(SAMPLER_LOCK))
+    failed = _try(keeper, drain=alone is not None, said=False)
+    if alone is not None:
+        os.close(alone)
     if options.merge_at_end and not failed:
         keeper.merge(everything=True)
     return 1 if failed else 0

@@ -23,6 +23,8 @@ SEGMENT = ".duckdb"
 PIECE = ".wsp"
 PART = ".part"
 JOURNAL = ".jsonl.gz"
+# Held by the sampler that writes the newest piece.
+SAMPLER_LOCK = ".sampler.lock"
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-(\d{13,})")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from whyidle.ask import askers
 from whyidle.clock import Clock
-from whyidle.host import Answer, Argument, LiveHost
+from whyidle.host import Answer, Argument, LiveHost, NvmlSource
 from whyidle.nvml import Nvml
 
 
@@ -61,13 +61,18 @@ def _open_files(root: str, pid: Argument) -> Answer:
     return tuple(sorted(found))
 
 
-def live_host(root: str, clock: Clock, *, watched: Watched | None = None) -> LiveHost:
-    """Return a host for one thread; the hosts of one sampler share `watched` and nothing else."""
+def live_host(
+    root: str, clock: Clock, *, watched: Watched | None = None, nvml: NvmlSource | None = None
+) -> LiveHost:
+    """Return a host for one thread; the hosts of one sampler share `watched` and nothing else.
+
+    `nvml` stands in for the machine's own.
+    """
     shared = watched if watched is not None else Watched()
     return LiveHost(
         root,
         clock,
-        nvml=Nvml(clock, on_processes=shared.found),
+        nvml=nvml if nvml is not None else Nvml(clock, on_processes=shared.found),
         askers={
             **askers(clock),
             "net_namespace": partial(_net_namespace, root),

@@ -126,9 +126,16 @@ class Written:
 class BlockWriter:
     """Writes blocks to the spool, in the calling thread; counts what a full disk loses."""
 
-    __slots__ = ("_buffer", "_clock", "_failing", "_spool", "written")
+    __slots__ = ("_buffer", "_clock", "_failing", "_on_written", "_spool", "written")
 
-    def __init__(self, spool: SpoolWriter, clock: Clock, buffer: Buffer) -> None:
+    def __init__(
+        self,
+        spool: SpoolWriter,
+        clock: Clock,
+        buffer: Buffer,
+        on_written: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_written = on_written
         self._spool = spool
         self._clock = clock
         self._buffer = buffer
@@ -154,6 +161,7 @@ class BlockWriter:
             self._tell("refused", sentence.split(" ", 1)[0], sentence)
         self._spool.refused.clear()
         self.written.written_bytes = self._spool.written_bytes
+        self._on_written()
 
     def lose(self, block: Block) -> None:
         """Count a block that there was no time to write."""
@@ -210,6 +218,7 @@ class Sampler:
 
     `host_for` returns the host of a collector; collectors of one `thread` are asked from one thread
     only. With `inline` everything runs in the calling thread, in virtual time: replay, simulation.
+    `on_written` is called when the disk has taken a second of rows, or refused it.
     """
 
     __slots__ = (
@@ -234,6 +243,7 @@ class Sampler:
         pid: int,
         inline: bool = False,
         observer_for: Callable[[Collector], RunObserver | None] = lambda collector: None,
+        on_written: Callable[[], None] = lambda: None,
     ) -> None:
         self._host = host
         self._clock = host.clock
@@ -251,7 +261,7 @@ class Sampler:
         self._lines = {
             name: Line(runners, self._clock, self._buffer) for name, runners in groups.items()
         }
-        self._writer = BlockWriter(spool, self._clock, self._buffer)
+        self._writer = BlockWriter(spool, self._clock, self._buffer, on_written)
         self._sink: BlockWriter | WriterThread = (
             self._writer if inline else WriterThread(self._writer)
         )

@@ -66,6 +66,11 @@ class YamlNode:
     pairs: tuple[tuple[YamlNode, YamlNode], ...] = ()
 
     @property
+    def reads_as_nothing(self) -> bool:
+        """Whether it is what YAML calls null: `null`, `~`, or nothing at all."""
+        return self.kind == "scalar" and self.plain and self.text in ("", "~", "null")
+
+    @property
     def reads_as_text(self) -> bool:
         """Whether any YAML reader takes the scalar for text: quoted, or like nothing else."""
         if not self.plain:
