@@ -1,4 +1,4 @@
-"""Follows the spool while the sampler writes it: what came since the last look, as values by row."""
+"""Follows the spool while the sampler writes it: what came since the last look, by rows."""
 
 from __future__ import annotations
 
