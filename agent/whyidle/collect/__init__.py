@@ -14,6 +14,7 @@ from whyidle.collect.gpu_process import GPU_PROCESS
 from whyidle.collect.gpu_state import GPU_STATE
 from whyidle.collect.mount import MOUNT
 from whyidle.collect.net_link import NET_LINK
+from whyidle.collect.nvme import NVME
 from whyidle.collect.pressure import PRESSURE
 from whyidle.collect.probe import PROBE
 from whyidle.collect.process import PROCESS
@@ -35,4 +36,5 @@ ALL: tuple[Collector, ...] = (
     CGROUP_CPU,
     MOUNT,
     FILE_USE,
+    NVME,
 )

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
 from whyidle.collect.numbers import whole, wholes
+from whyidle.collect.nvme_text import PATH, head_of
 from whyidle.host import Host
 from whyidle.schema import BlockDevice
 
@@ -21,8 +22,20 @@ _LEAST = 3 + 11
 _WITH_FLUSHES = 3 + 17
 # Devices that exist by the dozen and mostly for nothing: shown once they have done something.
 _OFTEN_UNUSED = ("loop", "ram", "zram", "fd", "sr")
+# What stands on other disks, and what is no disk.
+_STACKED = ("dm-", "md", "bcache", "drbd")
+_VIRTUAL = ("loop", "ram", "zram")
 # How long the names of disks are trusted, unless the number of lines changes before.
 _NAMES_EVERY_NS = 10 * NS_PER_S
+
+
+def role_of(device: str) -> str:
+    """Return disk, path, stacked or virtual, as the kernel's name of a device tells."""
+    if PATH.fullmatch(device):
+        return "path"
+    if device.startswith(_STACKED):
+        return "stacked"
+    return "virtual" if device.startswith(_VIRTUAL) else "disk"
 
 
 def parse_line(line: str, mono_ns: int) -> BlockDevice:
@@ -32,11 +45,14 @@ def parse_line(line: str, mono_ns: int) -> BlockDevice:
         raise ValueError(f"diskstats: {line.strip()[:60]!r} has fewer than {_LEAST} words")
     n = wholes(words[3:20], f"diskstats: {words[2]}")
     flushes = len(words) >= _WITH_FLUSHES
+    role = role_of(words[2])
     return BlockDevice(
         mono_ns=mono_ns,
         device=words[2],
         major=whole(words[0], "diskstats: major"),
         minor=whole(words[1], "diskstats: minor"),
+        role=role,
+        head=head_of(words[2]) if role == "path" else None,
         reads=n[0],
         read_bytes=n[2] * SECTOR_BYTES,
         read_ms=n[3],

@@ -20,7 +20,7 @@ from whyidle.schema.probe import Probe, ProbeEvent, ProbeInfo, ProbeLoader
 from whyidle.schema.process import Process, ProcessInfo
 from whyidle.schema.run import RunInfo, TraceStep
 from whyidle.schema.settled import LedgerMinute, LedgerTotal, Settled, SettledGpu, Settlement
-from whyidle.schema.storage import FileUse, Mount
+from whyidle.schema.storage import FileUse, Mount, NvmeController, NvmeNamespace, NvmePath
 from whyidle.table import Row
 
 VERSION = 1
@@ -42,6 +42,9 @@ TABLES: tuple[type[Row], ...] = (
     LedgerTotal,
     Mount,
     NetLink,
+    NvmeController,
+    NvmeNamespace,
+    NvmePath,
     Pressure,
     Probe,
     ProbeEvent,
@@ -76,6 +79,9 @@ __all__ = [
     "LedgerTotal",
     "Mount",
     "NetLink",
+    "NvmeController",
+    "NvmeNamespace",
+    "NvmePath",
     "Pressure",
     "Probe",
     "ProbeEvent",

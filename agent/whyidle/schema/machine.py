@@ -87,6 +87,11 @@ class BlockDevice:
     device: str = key("Name of the kernel, such as nvme0n1.")
     major: int = label("Major number; 0 with minor 0 for a hidden NVMe path.")
     minor: int = label("Minor number.")
+    role: str = label(
+        "disk, path (hidden, of an NVMe namespace), stacked (dm, md: its members count the same "
+        "I/O again) or virtual (loop, zram ...); only disks add up."
+    )
+    head: str | None = label("Of a path: the namespace that may count the same I/O again.")
     reads: int = counter("Reads completed.")
     read_bytes: int = counter("Bytes read (sectors of 512).", unit="bytes")
     read_ms: int = counter("Time of reads, summed over them.", unit="ms", bits=32)
