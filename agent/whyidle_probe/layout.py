@@ -119,6 +119,6 @@ RING_BYTES = 64
 RING_RECORDS = 88
 EVENT_STEP = 32  # values: steps so far, data wait in ns, batches since the last record
 EVENT_GC = 33  # values: generation, objects collected, 0
-EVENT_WAIT = 34  # the main thread waited for a DataLoader, for steps; values: steps so far, 0, 0
+EVENT_WAIT = 34  # the main thread waited for a DataLoader; values: steps so far, 0, 0
 EVENT_SETUP = 35  # it began or ended an epoch of a DataLoader; the same values
 EVENT_BACKGROUND = 64  # added to a phase's kind when it ran in another thread

@@ -191,6 +191,7 @@ def _next(original: Callable[[Any], Any], recorder: Recorder) -> Callable[[Any],
                 watch.block.took(BACKGROUND, wait_ns, outstanding)
             elif recorder.phases or not grad_enabled():
                 watch.block.took(OUTSIDE, wait_ns, outstanding)
+                recorder.waited(began, began + wait_ns)
             else:
                 watch.block.took(STEP, wait_ns, outstanding)
                 recorder.step_batches += 1

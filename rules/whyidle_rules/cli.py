@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from whyidle_rules.trace.load import FileTrace
 
 INTERRUPTED = 130
+# The module of the keeper that `whyidle agent` starts.
+KEEPER = "whyidle.keeper_process"
 _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
@@ -56,7 +58,7 @@ def whyidle_parser() -> argparse.ArgumentParser:
     from whyidle import commands as agent
     from whyidle_rules import rules_cli
 
-    agent.add_parsers(commands)
+    agent.add_parsers(commands, agent.Above(keeper=KEEPER, check=_check_rules))
     _sample_options(
         commands.add_parser(
             "sample-trace",
@@ -84,6 +86,13 @@ _ABOUT = (
     "the rank where it arose. SOURCE is a PyTorch profiler trace (.json, .json.gz) or a folder "
     "with one trace per rank. Exit code: 0 nothing worth a warning, 1 findings, 2 could not run."
 )
+
+
+def _check_rules(folders: Sequence[Path]) -> None:
+    """Raise UserError if the rules of the site, or of these folders, are not good."""
+    from whyidle_rules.rule_load import load_rules
+
+    load_rules(folders)
 
 
 class _Parser(argparse.ArgumentParser):

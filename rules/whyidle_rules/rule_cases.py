@@ -81,6 +81,11 @@ def _read_value(reader: Reader, name: str, node: YamlNode) -> Value:
     column = _COLUMNS[name]
     if column.type == "VARCHAR":
         return reader.text(node, name)
+    if column.type == "BOOLEAN":
+        word = node.text if node.kind == "scalar" and node.plain else ""
+        if word not in ("true", "false"):
+            reader.wrong(node, f"`{name}` has to be true or false")
+        return word == "true"
     value = reader.number(node, name)
     if value is None:
         return None

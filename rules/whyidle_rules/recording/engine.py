@@ -1,0 +1,107 @@
+"""Evaluates rules over a recording: evidence for every GPU window, and who is granted its seconds.
+
+Readings from before and after a range are read too, so that a range cut out of a run says the same
+of its windows as the whole run does, up to `LOOK_NS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import duckdb
+import numpy as np
+
+from whyidle.clock import NS_PER_S
+from whyidle_rules import evidence
+from whyidle_rules.allocate import allocate
+from whyidle_rules.compile_levels import quoted
+from whyidle_rules.recording import phases, processes, surroundings, windows
+from whyidle_rules.recording.fill import Known, gpu_evidence
+from whyidle_rules.recording.series import Array
+from whyidle_rules.recording.windows import Gpu
+from whyidle_rules.rule import Rule
+
+# The widest neighbourhood that evidence is told from.
+LOOK_NS = 15 * NS_PER_S
+_NEVER = 1 << 61
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """The GPUs of the evidence, and the number of the first window of each."""
+
+    gpus: list[Gpu]
+    first: list[int]
+
+
+def evaluate(
+    con: duckdb.DuckDBPyConnection,
+    rules: Sequence[Rule],
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+) -> Filled:
+    """Create tables `evidence`, `grants` and `leftovers` of the windows that end in (since, until].
+
+    `con` has the views of a recording (whyidle.store). Times are CLOCK_MONOTONIC of each node.
+    """
+    filled = fill(con, since_ns, until_ns)
+    allocate(con, rules)
+    # What is only inferred says so, whatever the rule that took it is worth elsewhere.
+    con.execute(
+        "UPDATE grants SET grade = 'inferred' FROM evidence e WHERE e.window_id = grants.window_id"
+        " AND grants.\"group\" = 'input' AND e.data_wait_inferred"
+    )
+    return filled
+
+
+def fill(
+    con: duckdb.DuckDBPyConnection, since_ns: int | None = None, until_ns: int | None = None
+) -> Filled:
+    """Create table `evidence`."""
+    gpus = windows.load(con, since_ns, until_ns)
+    con.execute("DROP TABLE IF EXISTS evidence")
+    con.execute(evidence.ddl("evidence"))
+    first: list[int] = []
+    count = 0
+    known: dict[tuple[str, str], Known] = {}
+    for gpu in gpus:
+        where = (gpu.node, gpu.boot_id)
+        if where not in known:
+            known[where] = _known(con, where, gpus)
+        columns = gpu_evidence(gpu, known[where])
+        columns["window_id"] = np.arange(count, count + len(gpu.t0), dtype=np.int64)
+        _insert(con, columns)
+        first.append(count)
+        count += len(gpu.t0)
+    return Filled(gpus=gpus, first=first)
+
+
+def _known(con: duckdb.DuckDBPyConnection, where: tuple[str, str], gpus: Sequence[Gpu]) -> Known:
+    own = [gpu for gpu in gpus if (gpu.node, gpu.boot_id) == where]
+    since = max(-_NEVER, min(int(gpu.t0[0]) for gpu in own) - LOOK_NS)
+    until = max(int(gpu.t1[-1]) for gpu in own) + LOOK_NS
+    return Known(
+        node=processes.load(con, *where, since, until),
+        told=phases.load(con, *where, since, until),
+        around=surroundings.load(con, *where, since, until),
+    )
+
+
+def _insert(con: duckdb.DuckDBPyConnection, columns: dict[str, Array]) -> None:
+    con.register("whyidle_columns", columns)
+    try:
+        body = ", ".join(f"{_cast(column)} AS {quoted(column.name)}" for column in evidence.COLUMNS)
+        con.execute(f"INSERT INTO evidence SELECT {body} FROM whyidle_columns")
+    finally:
+        con.unregister("whyidle_columns")
+
+
+def _cast(column: evidence.Column) -> str:
+    name = quoted(column.name)
+    if column.type in ("VARCHAR", "BIGINT"):
+        return f"CAST({name} AS {column.type})"
+    known = f"CASE WHEN isnan({name}) THEN NULL ELSE {name} END"
+    if column.type == "BOOLEAN":
+        return f"CASE WHEN isnan({name}) THEN NULL ELSE {name} > 0 END"
+    return f"CAST({known} AS {column.type})"

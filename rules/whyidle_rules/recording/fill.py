@@ -1,0 +1,322 @@
+"""The evidence of one GPU: every column of the view, window by window.
+
+Empty time is given out once. First to what the launching thread told or what is certain of its
+process; where that is longer than the GPU was empty, each has its share. What is left is told by
+what the thread did meanwhile: it ran, was ready without a CPU, was blocked in I/O, or slept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whyidle.clock import NS_PER_S
+from whyidle_rules import evidence
+from whyidle_rules.intervals import Ints
+from whyidle_rules.recording import phases
+from whyidle_rules.recording.phases import Told
+from whyidle_rules.recording.processes import Identity, Node, Proc
+from whyidle_rules.recording.series import Array, Floats, Truths, counter
+from whyidle_rules.recording.surroundings import Surroundings
+from whyidle_rules.recording.threads import GAP_NS, Shares, shares
+from whyidle_rules.recording.windows import Gpu
+
+# A window in which kernels ran for less than this is wholly empty: gaps are made of such windows.
+WHOLLY_EMPTY_RATIO = 0.02
+# Without a counter page: workers that are this busy have no finished batch to wait with; at the
+# lower bound nothing is inferred, at the upper one all of the wait. A worker of a loader that keeps
+# up sleeps for the rest of its time.
+SATURATED_RATIOS = (0.7, 0.9)
+# Written in one empty stretch by the launching process: more than a log, less than any checkpoint.
+BULK_WRITE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of a node: its processes, what they told, what surrounds them."""
+
+    node: Node
+    told: Mapping[Identity, Told]
+    around: Surroundings
+
+
+class _Table:
+    """Columns of one GPU's evidence, unknown until they are set."""
+
+    def __init__(self, size: int) -> None:
+        self.columns: dict[str, Array] = {}
+        for column in evidence.COLUMNS:
+            if column.type == "VARCHAR":
+                self.columns[column.name] = np.full(size, None, dtype=object)
+            elif column.type == "BIGINT":  # times and numbers of windows: always known, and exact
+                self.columns[column.name] = np.zeros(size, dtype=np.int64)
+            else:
+                self.columns[column.name] = np.full(size, np.nan)
+
+    def put(self, name: str, rows: slice, values: Array | float | str | None) -> None:
+        self.columns[name][rows] = values
+
+
+def gpu_evidence(gpu: Gpu, known: Known) -> dict[str, Array]:
+    """Return the columns of a GPU's windows; NaN and None are unknown."""
+    table = _Table(len(gpu.t0))
+    every = slice(0, len(gpu.t0))
+    length = gpu.length / 1e9
+    empty = length * (1.0 - gpu.busy)
+    table.put("t0_ns", every, gpu.t0)
+    table.put("t1_ns", every, gpu.t1)
+    table.put("d_s", every, length)
+    table.put("empty_s", every, empty)
+    table.put("spinning_s", every, 0.0)
+    table.put("working_s", every, length - empty)
+    table.put("gap_s", every, _gaps(gpu))
+    table.put("node", every, gpu.node)
+    table.put("uuid", every, gpu.uuid)
+    if gpu.index is not None:
+        table.put("gpu", every, float(gpu.index))
+    _lifecycle(table, gpu, known, empty)
+    for rows, proc in stints(gpu, known):
+        _of_process(table, gpu, known, proc, rows)
+    return table.columns
+
+
+def stints(gpu: Gpu, known: Known) -> list[tuple[slice, Proc]]:
+    """Return which process launched on the GPU in which of its windows.
+
+    Of several at a time, one that publishes a page goes first, then the one that began first.
+    """
+    owner = np.full(len(gpu.t0), -1)
+    launchers = known.node.launchers(gpu.uuid)
+    launchers.sort(key=lambda proc: (proc.identity not in known.told, proc.begin_ns))
+    for number, proc in enumerate(launchers):
+        inside = (gpu.t0 >= proc.begin_ns) & (gpu.t1 <= proc.end_ns) & (owner < 0)
+        owner[inside] = number
+    edges = np.flatnonzero(np.diff(owner)) + 1
+    return [
+        (slice(int(part[0]), int(part[-1]) + 1), launchers[owner[part[0]]])
+        for part in np.split(np.arange(len(owner)), edges)
+        if len(part) and owner[part[0]] >= 0
+    ]
+
+
+def _gaps(gpu: Gpu) -> Floats:
+    """Return how long the stretch of wholly empty windows is that each window is in; else NaN."""
+    void = gpu.busy <= WHOLLY_EMPTY_RATIO
+    out = np.full(len(void), np.nan)
+    edges = np.flatnonzero(np.diff(void.astype(np.int8))) + 1
+    for part in np.split(np.arange(len(void)), edges):
+        if len(part) and void[part[0]]:
+            out[part] = (gpu.t1[part[-1]] - gpu.t0[part[0]]) / 1e9
+    return out
+
+
+def _lifecycle(table: _Table, gpu: Gpu, known: Known, empty: Floats) -> None:
+    """Tell when no process had the GPU, and when one had not begun to use it."""
+    rows = slice(0, len(gpu.t0))
+    launchers = known.node.launchers(gpu.uuid)
+    present = np.zeros(len(gpu.t0), dtype=bool)
+    starting = np.zeros(len(gpu.t0), dtype=bool)
+    active = np.flatnonzero(gpu.busy > 0)
+    for proc in launchers:
+        alive = (gpu.t1 > proc.begin_ns) & (gpu.t0 < proc.end_ns)
+        present |= alive
+        used = active[(gpu.t1[active] > proc.begin_ns) & (gpu.t0[active] < proc.end_ns)]
+        if len(used):
+            starting |= alive & (gpu.t1 <= gpu.t0[used[0]])
+    # Who lists processes badly, as inside a container, would say that nobody computed.
+    if known.node.listed and not (gpu.busy[~present] > 0).any():
+        table.put("no_process_s", rows, np.where(present, 0.0, empty))
+    if launchers:
+        table.put("startup_s", rows, np.where(starting, empty, 0.0))
+
+
+def _of_process(table: _Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -> None:
+    """Fill in what the launching process of some windows and its loader did."""
+    t0, t1 = gpu.t0[rows], gpu.t1[rows]
+    centres = (t0 + t1) // 2
+    told = known.told.get(proc.identity)
+    main = shares([proc], centres)
+    workers = known.node.workers(proc)
+    loader = shares(workers, centres)
+    _identity(table, rows, proc, told)
+    if told is not None:
+        inside = told.inside(t0, t1)
+        covered = (t0 >= told.begin_ns) & (t1 <= told.end_ns)
+        self_loading = told.workers == 0
+    else:
+        inside = {name: np.zeros(len(t0)) for name in phases.COLUMNS}
+        covered = np.zeros(len(t0), dtype=bool)
+        self_loading = False
+        inside[phases.WAIT] = _inferred_wait(gpu, rows, main, loader) * 1e9
+    if self_loading:
+        _self_loading(table, rows, main, inside[phases.WAIT] / np.maximum(t1 - t0, 1))
+        sources: Sequence[Proc] = [proc]
+    else:
+        _workers(table, rows, main, loader, told)
+        sources = workers or [proc]
+    _reads(table, known, sources, rows, centres)
+    _cpus(table, known, sources, rows, centres)
+    certain = dict(inside)
+    startup = table.columns["startup_s"][rows]
+    certain["startup_s"] = certain["startup_s"] + np.nan_to_num(startup) * 1e9
+    if told is not None:
+        # Before the first kernel a wait for data is one; everything else is start-up.
+        busy_with = sum(v for k, v in inside.items() if k not in ("startup_s", "evaluation_s"))
+        certain["startup_s"] = np.maximum(0.0, certain["startup_s"] - busy_with)
+    _share_out(table, gpu, rows, certain, covered, told is not None)
+    _rest(table, gpu, proc, rows, main)
+
+
+def _identity(table: _Table, rows: slice, proc: Proc, told: Told | None) -> None:
+    info = {**proc.info, **{k: v for k, v in (told.info if told else {}).items() if v is not None}}
+    rank, world = info.get("rank"), info.get("world_size")
+    kinds = (info.get("thread_kinds") or "").split(",")
+    if world is None and not {"nccl", "gloo"} & set(kinds):
+        world = 1  # no launcher, no process group, none of its threads
+    table.put("rank", rows, np.nan if rank is None else float(rank))
+    table.put("world_size", rows, np.nan if world is None else float(world))
+    table.put("probed", rows, float(told is not None))
+    if told is not None:
+        table.put("loaders", rows, float(told.loaders))
+
+
+def _inferred_wait(gpu: Gpu, rows: slice, main: Shares, loader: Shares) -> Floats:
+    """Return seconds in which the launching thread must have waited for saturated workers."""
+    length = gpu.length[rows] / 1e9
+    empty = length * (1.0 - gpu.busy[rows])
+    low, high = SATURATED_RATIOS
+    busy = loader.run + loader.ready + loader.io
+    sure = np.clip((busy - low) / (high - low), 0.0, 1.0)
+    return np.asarray(np.minimum(empty, length * main.asleep) * sure)
+
+
+def _workers(table: _Table, rows: slice, main: Shares, loader: Shares, told: Told | None) -> None:
+    # Where the launching process was seen and no worker of it, it had none.
+    count = np.where(main.count > 0, loader.count, np.nan)
+    if told is not None and told.workers is not None:
+        count = np.full(len(count), float(told.workers))
+    table.put("loader_workers", rows, count)
+    table.put("loader_cpu_ratio", rows, loader.run)
+    table.put("loader_runq_ratio", rows, loader.ready)
+    table.put("loader_io_ratio", rows, loader.io)
+    table.put("data_wait_inferred", rows, float(told is None))
+
+
+def _self_loading(table: _Table, rows: slice, main: Shares, wait_ratio: Floats) -> None:
+    """Tell what a thread that loads its data itself did while it did so.
+
+    I/O is taken to be all for data; its CPU time is not, so computing gets what is left of the
+    wait, at most the CPU time that the thread had.
+    """
+    kernel = np.ones(min(17, max(1, len(wait_ratio))))  # two seconds of windows of an eighth
+    smooth = np.convolve(wait_ratio, kernel, mode="same")
+    smooth /= np.convolve(np.ones(len(wait_ratio)), kernel, mode="same")
+    whole = np.where(smooth > 0, smooth, np.nan)
+    io = np.clip(main.io / whole, 0.0, 1.0)
+    ready = np.clip(main.ready, 0.0, 1.0 - io)
+    table.put("loader_workers", rows, 0.0)
+    table.put("loader_io_ratio", rows, io)
+    table.put("loader_runq_ratio", rows, ready)
+    table.put("loader_cpu_ratio", rows, np.clip(main.run / whole, 0.0, 1.0 - io - ready))
+    table.put("data_wait_inferred", rows, 0.0)
+
+
+def _reads(
+    table: _Table, known: Known, sources: Sequence[Proc], rows: slice, centres: Ints
+) -> None:
+    kind, mount, per_second = known.around.reads(sources, centres)
+    table.put("read_fs", rows, kind)
+    table.put("read_mount", rows, mount)
+    table.put("loader_read_bytes", rows, per_second * table.columns["d_s"][rows])
+
+
+def _cpus(table: _Table, known: Known, procs: Sequence[Proc], rows: slice, centres: Ints) -> None:
+    """Fill in what limits the CPUs of some processes: all of it, or nothing."""
+    allowed = [proc.info.get("cpus_allowed_count") for proc in procs]
+    least = min((int(count) for count in allowed if count is not None), default=None)
+    cgroup = next((proc.info["cgroup"] for proc in procs if proc.info.get("cgroup")), None)
+    throttled = known.around.throttled(cgroup, centres)
+    busy = known.around.cpu_busy(centres)
+    sure = ~np.isnan(throttled) & ~np.isnan(busy)
+    if least is None or known.around.cpus is None:
+        return
+    table.put("cpus_allowed", rows, np.where(sure, float(least), np.nan))
+    table.put("cgroup_throttled_ratio", rows, np.where(sure, throttled, np.nan))
+    table.put("node_cpus", rows, np.where(sure, float(known.around.cpus), np.nan))
+    table.put("node_cpu_busy_ratio", rows, np.where(sure, busy, np.nan))
+
+
+def _share_out(
+    table: _Table,
+    gpu: Gpu,
+    rows: slice,
+    certain: Mapping[str, Floats],
+    covered: Truths,
+    probed: bool,
+) -> None:
+    """Give the empty time of each window to what the launching thread is known to have done."""
+    empty = gpu.length[rows] / 1e9 * (1.0 - gpu.busy[rows])
+    total = np.add.reduce(list(certain.values())) / 1e9
+    scale = np.minimum(1.0, empty / np.maximum(total, 1e-12))
+    for name, values in certain.items():
+        seconds = values / 1e9 * scale
+        if name == "startup_s":
+            table.put(name, rows, seconds)
+        elif probed:
+            table.put(name, rows, np.where(covered, seconds, np.nan))
+        elif name == phases.WAIT:
+            # Without workers nothing tells of a wait: unknown, not none.
+            workers = table.columns["loader_workers"][rows]
+            table.put(name, rows, np.where(workers > 0, seconds, np.nan))
+
+
+def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares) -> None:
+    """Give out what is left of the empty time by what the launching thread did meanwhile.
+
+    While the GPU is busy the thread may sleep, as it waits for the GPU; so what ran, was ready or
+    was blocked is taken to have done so while the GPU was empty, and only the rest has slept.
+    """
+    length = gpu.length[rows] / 1e9
+    left = length * (1.0 - gpu.busy[rows])
+    for name in (*phases.COLUMNS, "no_process_s"):
+        left = left - np.nan_to_num(table.columns[name][rows])
+    left = np.maximum(left, 0.0)
+    awake = main.run + main.ready + main.io
+    used = np.minimum(left, length * awake)
+    per = np.where(awake > 0, used / np.where(awake > 0, awake, 1.0), 0.0)
+    asleep = left - used
+    writing = _writing(gpu, proc, rows)
+    unknown = np.isnan(awake)
+    parts = {
+        "main_run_s": per * main.run,
+        "main_ready_s": per * main.ready,
+        "main_blocked_s": per * main.io,
+        "main_asleep_s": asleep,
+    }
+    bulk = np.where(writing, parts["main_run_s"] + parts["main_blocked_s"], 0.0)
+    parts["writing_s"] = bulk
+    for name in ("main_run_s", "main_blocked_s"):
+        parts[name] = np.where(writing, 0.0, parts[name])
+    for name, values in parts.items():
+        table.put(name, rows, np.where(unknown, np.nan, values))
+
+
+def _writing(gpu: Gpu, proc: Proc, rows: slice) -> Truths:
+    """Return in which windows an empty stretch went on in which the process wrote in bulk."""
+    void = gpu.busy[rows] <= WHOLLY_EMPTY_RATIO
+    out = np.zeros(len(void), dtype=bool)
+    own = proc.rows
+    written = counter(own["mono_ns"].astype(np.int64), own["write_bytes"], gap_ns=GAP_NS)
+    t0, t1 = gpu.t0[rows], gpu.t1[rows]
+    edges = np.flatnonzero(np.diff(void.astype(np.int8))) + 1
+    for part in np.split(np.arange(len(void)), edges):
+        if not len(part) or not void[part[0]]:
+            continue
+        # Readings are a second apart: what was written just before belongs to the stretch.
+        begin, end = int(t0[part[0]]) - NS_PER_S, int(t1[part[-1]]) + NS_PER_S
+        middle = np.array([(begin + end) // 2], dtype=np.int64)
+        grown, _ = written.around(middle, (end - begin) // 2, 0)
+        out[part] = grown[0] >= BULK_WRITE_BYTES
+    return out

@@ -1,0 +1,177 @@
+"""The processes of a node: which one launched work on which GPU, and who loads data for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+
+from whyidle.clock import NS_PER_S
+from whyidle.collect.process_kind import DATA_WORKER, TRAINER
+from whyidle_rules.recording.series import Columns, fetch
+
+Identity = tuple[int, int]  # pid, start on the boot clock
+_NEVER = 1 << 62
+# A process is seen once a second: after its last row it lived for half of that, on average.
+_UNSEEN_NS = NS_PER_S // 2
+
+# Kernel functions in which a task waits for a file to be read or written, whatever its state:
+# FUSE requests and some network file systems sleep interruptibly, state S.
+_IO_CHANNELS = (
+    "^(folio_wait|wait_on_page|io_schedule|request_wait_answer|fuse_|rpc_wait|nfs|ceph_|"
+    "cl_sync_io|osc_|ptlrpc|ll_|balance_dirty|jbd2|xfs_|ext4_|blk_|wait_on_commit|__bio|bio_|"
+    "submit_bio|filemap_|netfs_|cifs|smb|beegfs|FhgfsOps|mmfs|netfs)"
+)
+_FUSE_CHANNELS = "^(request_wait_answer|fuse_)"
+
+_QUERY = f"""
+SELECT pid, start_ns, mono_ns, parent_pid, kind,
+  coalesce(state = 'D' OR regexp_matches(wait_channel, '{_IO_CHANNELS}'), false)::INTEGER AS io,
+  coalesce(regexp_matches(wait_channel, '{_FUSE_CHANNELS}'), false)::INTEGER AS fuse,
+  (state IN ('S', 'D', 'I', 'T', 't'))::INTEGER AS waits,
+  coalesce(main_run_ns, user_ns + system_ns)::DOUBLE AS run_ns,
+  main_run_delay_ns::DOUBLE AS ready_ns, blkio_delay_ns::DOUBLE AS blkio_ns,
+  read_bytes::DOUBLE AS read_bytes, write_bytes::DOUBLE AS write_bytes,
+  rchar_bytes::DOUBLE AS rchar_bytes
+FROM process WHERE node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until
+ORDER BY pid, start_ns, mono_ns
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proc:
+    """A process: rows of table process, and when it lived on the monotonic clock."""
+
+    identity: Identity
+    kind: str | None
+    parent_pid: int | None
+    begin_ns: int
+    end_ns: int
+    rows: Columns
+    info: Mapping[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """All processes of a node in one boot, and the GPUs that they had."""
+
+    procs: dict[Identity, Proc] = field(default_factory=dict)
+    on_gpu: dict[str, set[Identity]] = field(default_factory=dict)
+    listed: bool = False  # whether the driver lists processes here at all
+
+    def launchers(self, uuid: str) -> list[Proc]:
+        """Return the processes that had a GPU, in order of their beginning."""
+        found = [self.procs[who] for who in self.on_gpu.get(uuid, ()) if who in self.procs]
+        return sorted(found, key=lambda proc: proc.begin_ns)
+
+    def workers(self, trainer: Proc) -> list[Proc]:
+        """Return the DataLoader workers that descend from a process."""
+        pid = trainer.identity[0]
+        parents = {proc.identity[0]: proc.parent_pid for proc in self.procs.values()}
+
+        def descends(proc: Proc) -> bool:
+            above = proc.parent_pid
+            for _ in range(4):  # a forkserver stands between; nobody nests deeper
+                if above is None or above == pid:
+                    return above == pid
+                above = parents.get(above)
+            return False
+
+        return [
+            proc
+            for proc in self.procs.values()
+            if proc.kind == DATA_WORKER and descends(proc) and proc.end_ns > trainer.begin_ns
+        ]
+
+
+def load(
+    con: duckdb.DuckDBPyConnection,
+    node: str,
+    boot_id: str,
+    since_ns: int = -_NEVER,
+    until_ns: int = _NEVER,
+) -> Node:
+    """Return what the recording knows of a node's processes in [since, until]."""
+    at = {"node": node, "boot": boot_id, "since": since_ns, "until": until_ns}
+    here = {"node": node, "boot": boot_id}
+    boot_minus_mono = _one(
+        con,
+        "SELECT median(boot_ns - mono_ns) FROM clock WHERE node = $node AND boot_id = $boot",
+        here,
+    )
+    infos = {
+        (int(row[0]), int(row[1])): dict(zip(_INFO, row[2:], strict=True))
+        for row in con.execute(
+            f"SELECT pid, start_ns, {', '.join(f'arg_max({n}, mono_ns)' for n in _INFO)}"
+            " FROM process_info WHERE node = $node AND boot_id = $boot GROUP BY ALL",
+            here,
+        ).fetchall()
+    }
+    found = Node()
+    for (pid, start_ns), rows in fetch(con, _QUERY, at).groups("pid", "start_ns").items():
+        who = (int(pid), int(start_ns))
+        info = infos.get(who, {})
+        kinds = [kind for kind in rows["kind"] if kind is not None]
+        first, last = int(rows["mono_ns"][0]), int(rows["mono_ns"][-1])
+        began = first if boot_minus_mono is None else int(start_ns) - int(boot_minus_mono)
+        found.procs[who] = Proc(
+            identity=who,
+            kind=kinds[-1] if kinds else info.get("kind"),
+            parent_pid=_whole(rows["parent_pid"][-1]),
+            begin_ns=min(began, first),
+            end_ns=last + _UNSEEN_NS,
+            rows=rows,
+            info=info,
+        )
+    _gpus(con, found, here)
+    return found
+
+
+_INFO = (
+    "kind", "rank", "local_rank", "world_size", "job", "cgroup", "cpus_allowed_count",
+    "thread_kinds", "command",
+)  # fmt: skip
+
+
+def _gpus(con: duckdb.DuckDBPyConnection, node: Node, here: Mapping[str, Any]) -> None:
+    """Learn which process had which GPU."""
+    rows = con.execute(
+        "SELECT DISTINCT uuid, pid, start_ns FROM gpu_process"
+        " WHERE node = $node AND boot_id = $boot AND start_ns IS NOT NULL",
+        here,
+    ).fetchall()
+    for uuid, pid, start_ns in rows:
+        node.on_gpu.setdefault(uuid, set()).add((int(pid), int(start_ns)))
+    ran = _one(
+        con,
+        "SELECT count(*) FROM tick WHERE collector = 'gpu_process' AND rows IS NOT NULL"
+        " AND node = $node AND boot_id = $boot",
+        here,
+    )
+    node.listed = bool(ran)
+    if rows:
+        return
+    # In a container without the host's processes the driver lists nobody.
+    trainers = [proc for proc in node.procs.values() if proc.kind == TRAINER]
+    if trainers:
+        node.listed = False
+    for uuid, index in con.execute(
+        "SELECT DISTINCT uuid, gpu FROM gpu_info WHERE node = $node AND boot_id = $boot"
+        " AND gpu IS NOT NULL",
+        here,
+    ).fetchall():
+        own = [proc for proc in trainers if proc.info.get("local_rank") == index]
+        if not own and index == 0 and all(p.info.get("local_rank") is None for p in trainers):
+            own = trainers
+        node.on_gpu[uuid] = {proc.identity for proc in own}
+
+
+def _one(con: duckdb.DuckDBPyConnection, query: str, values: Mapping[str, Any]) -> Any:
+    row = con.execute(query, dict(values)).fetchone()
+    return None if row is None else row[0]
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None or value != value else int(value)

@@ -1,0 +1,166 @@
+"""What surrounds the processes: the node's CPUs, the quota of a cgroup, the files that are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from whyidle.clock import NS_PER_S
+from whyidle_rules.intervals import Ints
+from whyidle_rules.recording.processes import Identity, Proc
+from whyidle_rules.recording.series import Array, Columns, Counter, Floats, counter, fetch
+from whyidle_rules.recording.threads import GAP_NS, HALF_NS, LEAST_NS, grown
+
+_QUOTA_HALF_NS = 2 * NS_PER_S
+# Files are open for milliseconds, and processes are looked at in turn.
+_FILES_HALF_NS = 15 * NS_PER_S
+# A process that reads from a block device has read_bytes grow with rchar_bytes, pages of read-ahead
+# and metadata beside them; through the page cache or another kind of file system it does not.
+_DEVICE_READ_RATIO = 0.2
+_DEVICE_BYTES_PER_S = 32 << 10
+# What lies below an overlay is not known, and memory blocks nobody.
+NOT_FILES = frozenset({"tmpfs", "overlay", "other"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """Periods of a cgroup's CPU quota; `limited` is False where it has none."""
+
+    limited: bool
+    periods: Counter
+    throttled: Counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """A node's CPUs, quotas by cgroup, and the mounts that each process was seen to read from."""
+
+    cpus: int | None
+    cpu_used_ns: Counter
+    quotas: Mapping[str, Quota]
+    files: Mapping[Identity, Columns]
+
+    def cpu_busy(self, centres: Ints) -> Floats:
+        """Return the share of the node's CPU time that was used around each time."""
+        growth, covered = self.cpu_used_ns.around(centres, HALF_NS, LEAST_NS)
+        whole = np.where(covered > 0, covered * (self.cpus or np.nan), np.nan)
+        return np.asarray(np.clip(growth / whole, 0.0, 1.0))
+
+    def throttled(self, cgroup: str | None, centres: Ints) -> Floats:
+        """Return the share of quota periods that were cut short around each time."""
+        quota = None if cgroup is None else self.quotas.get(cgroup)
+        if quota is None:
+            return np.full(len(centres), np.nan)
+        if not quota.limited:
+            return np.zeros(len(centres))
+        periods, covered = quota.periods.around(centres, _QUOTA_HALF_NS, LEAST_NS)
+        cut, _ = quota.throttled.around(centres, _QUOTA_HALF_NS, LEAST_NS)
+        share = np.clip(cut / np.maximum(periods, 1.0), 0.0, 1.0)
+        return np.asarray(np.where(covered > 0, share, np.nan))
+
+    def reads(self, procs: Sequence[Proc], centres: Ints) -> tuple[Array, Array, Floats]:
+        """Return kind of file system, mount point and bytes from storage per second."""
+        size = len(centres)
+        kind = np.full(size, None, dtype=object)
+        mount = np.full(size, None, dtype=object)
+        device = grown(procs, "read_bytes", centres, 2 * HALF_NS)
+        asked = grown(procs, "rchar_bytes", centres, 2 * HALF_NS)
+        from_device = (device > _DEVICE_BYTES_PER_S) & (device > _DEVICE_READ_RATIO * asked)
+        kind[from_device] = "block"
+        through_fuse = _fuse(procs, centres)
+        kind[through_fuse] = "fuse"
+        seen = [self.files[proc.identity] for proc in procs if proc.identity in self.files]
+        for place, (name, point) in _most_read(seen, centres).items():
+            kind[place], mount[place] = name, point
+        # A device that is read although its file system was not seen open, or another one was.
+        odd = from_device & ~through_fuse & (kind == "fuse")
+        kind[odd], mount[odd] = "block", None
+        return kind, mount, device
+
+
+def _fuse(procs: Sequence[Proc], centres: Ints) -> Array:
+    total = np.zeros(len(centres))
+    for proc in procs:
+        times = proc.rows["mono_ns"].astype(np.int64)
+        summed = np.concatenate(([0.0], np.cumsum(proc.rows["fuse"].astype(np.float64))))
+        low = np.searchsorted(times, centres - _FILES_HALF_NS)
+        high = np.searchsorted(times, centres + _FILES_HALF_NS)
+        total += summed[high] - summed[low]
+    return np.asarray(total > 0)
+
+
+def _most_read(seen: Sequence[Columns], centres: Ints) -> dict[int, tuple[str, str | None]]:
+    """Return, by window, the mount that most looks found files of open."""
+    if not seen:
+        return {}
+    times = np.concatenate([rows["mono_ns"].astype(np.int64) for rows in seen])
+    mounts = [
+        (kind, point)
+        for rows in seen
+        for kind, point in zip(rows["kind"], rows["mount_point"], strict=True)
+    ]
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    different = sorted({m for m in mounts if m[0] is not None and m[0] not in NOT_FILES}, key=str)
+    if not different:
+        return {}
+    low = np.searchsorted(times, centres - _FILES_HALF_NS)
+    high = np.searchsorted(times, centres + _FILES_HALF_NS)
+    counts = np.zeros((len(different), len(centres)))
+    for row, wanted in enumerate(different):
+        here = np.array([mounts[i] == wanted for i in order], dtype=np.float64)
+        summed = np.concatenate(([0.0], np.cumsum(here)))
+        counts[row] = summed[high] - summed[low]
+    best = counts.argmax(axis=0)
+    found = counts[best, np.arange(len(centres))] > 0
+    return {int(i): different[best[i]] for i in np.flatnonzero(found)}
+
+
+def load(
+    con: duckdb.DuckDBPyConnection, node: str, boot_id: str, since_ns: int, until_ns: int
+) -> Surroundings:
+    """Return what surrounds the processes of a node in [since, until]."""
+    at: dict[str, Any] = {"node": node, "boot": boot_id, "since": since_ns, "until": until_ns}
+    where = "node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until"
+    cpu = fetch(
+        con,
+        "SELECT mono_ns, cpus, (user_ns + system_ns + coalesce(interrupt_ns, 0)"
+        f" + coalesce(steal_ns, 0))::DOUBLE AS used_ns FROM cpu WHERE {where} ORDER BY mono_ns",
+        at,
+    )
+    quotas = {
+        cgroup: Quota(
+            limited=bool((~np.isnan(rows["quota_ns"].astype(np.float64))).any()),
+            periods=_counter(rows, "periods"),
+            throttled=_counter(rows, "throttled_periods"),
+        )
+        for (cgroup,), rows in fetch(
+            con,
+            "SELECT cgroup, mono_ns, quota_ns::DOUBLE AS quota_ns, periods::DOUBLE AS periods,"
+            " throttled_periods::DOUBLE AS throttled_periods FROM cgroup_cpu"
+            f" WHERE {where} ORDER BY cgroup, mono_ns",
+            at,
+        )
+        .groups("cgroup")
+        .items()
+    }
+    files = fetch(
+        con,
+        f"SELECT pid, start_ns, mono_ns, kind, mount_point FROM file_use WHERE {where}"
+        " AND read_files > 0 ORDER BY pid, start_ns, mono_ns",
+        at,
+    ).groups("pid", "start_ns")
+    return Surroundings(
+        cpus=int(cpu["cpus"][-1]) if len(cpu) else None,
+        cpu_used_ns=_counter(cpu, "used_ns"),
+        quotas=quotas,
+        files={(int(pid), int(start)): rows for (pid, start), rows in files.items()},
+    )
+
+
+def _counter(rows: Columns, name: str) -> Counter:
+    return counter(rows["mono_ns"].astype(np.int64), rows[name].astype(np.float64), gap_ns=GAP_NS)

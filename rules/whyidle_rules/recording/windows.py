@@ -1,0 +1,120 @@
+"""The GPUs' own sampling windows: how long each was, and how long kernels were resident in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import duckdb
+import numpy as np
+
+from whyidle.clock import NS_PER_S
+from whyidle_rules.intervals import Ints
+from whyidle_rules.recording.series import Columns, Floats, fetch
+
+# Without windows of its own a GPU's utilization stands for the time since the reading before.
+STALE_NS = 2 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU of a node and its windows, in order and apart; `busy` is the share with kernels.
+
+    `sm` is the mean share of SMs with a warp, NaN where it was not measured.
+    """
+
+    node: str
+    boot_id: str
+    uuid: str
+    index: int | None
+    name: str | None
+    t0: Ints
+    t1: Ints
+    busy: Floats
+    sm: Floats
+    source: str
+    unknown_ns: int
+
+    @property
+    def length(self) -> Ints:
+        """Length of each window, ns."""
+        return self.t1 - self.t0
+
+
+def load(con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | None) -> list[Gpu]:
+    """Return all GPUs that have windows which end in (since, until], by node and index."""
+    infos = _infos(con)
+    rows = fetch(
+        con,
+        "SELECT node, boot_id, uuid, source, mono_ns, t0_ns, t1_ns, gr_active_ratio,"
+        " sm_active_ratio, utilization_ratio FROM gpu_activity"
+        " WHERE mono_ns > $since AND mono_ns <= $until ORDER BY node, boot_id, uuid, mono_ns",
+        {
+            "since": -(1 << 62) if since_ns is None else since_ns,
+            "until": (1 << 62) if until_ns is None else until_ns,
+        },
+    )
+    split = {parent for (_, parent, _, _) in infos.values() if parent is not None}
+    found = []
+    for (node, boot_id, uuid), own in rows.groups("node", "boot_id", "uuid").items():
+        index, _, name, _ = infos.get((node, boot_id, uuid), (None, None, None, None))
+        if uuid in split:
+            continue  # its MIG devices are the GPUs
+        gpu = _gpu(own, (node, boot_id, uuid), index, name)
+        if len(gpu.t0):
+            found.append(gpu)
+    return sorted(found, key=lambda gpu: (gpu.node, gpu.boot_id, gpu.index or 0, gpu.uuid))
+
+
+_Info = tuple["int | None", "str | None", "str | None", "str | None"]
+
+
+def _infos(con: duckdb.DuckDBPyConnection) -> dict[tuple[str, str, str], _Info]:
+    """Return index, parent, name and architecture of each GPU, as they were told last."""
+    return {
+        (node, boot_id, uuid): (index, parent, name, architecture)
+        for node, boot_id, uuid, index, parent, name, architecture in con.execute(
+            "SELECT node, boot_id, uuid, arg_max(gpu, mono_ns), arg_max(parent_uuid, mono_ns),"
+            " arg_max(name, mono_ns), arg_max(architecture, mono_ns) FROM gpu_info"
+            " GROUP BY ALL"
+        ).fetchall()
+    }
+
+
+def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name: str | None) -> Gpu:
+    node, boot_id, uuid = identity
+    measured = ~np.isnan(rows["gr_active_ratio"].astype(np.float64))
+    windowed = measured & ~np.isnan(rows["t0_ns"].astype(np.float64))
+    source = "nvml"
+    if windowed.any():
+        rows = rows.where(windowed)
+        source = str(rows["source"][0])
+        t0, t1 = rows["t0_ns"].astype(np.int64), rows["t1_ns"].astype(np.int64)
+        busy = rows["gr_active_ratio"].astype(np.float64)
+        sm = rows["sm_active_ratio"].astype(np.float64)
+    else:
+        rows = rows.where(~np.isnan(rows["utilization_ratio"].astype(np.float64)))
+        t1 = rows["mono_ns"].astype(np.int64)
+        t0 = np.append(t1[:1], t1[:-1])
+        t0 = np.where(t1 - t0 > STALE_NS, t1, t0)
+        busy = rows["utilization_ratio"].astype(np.float64)
+        sm = np.full(len(busy), np.nan)
+    order = np.argsort(t1, kind="stable")
+    t0, t1, busy, sm = t0[order], t1[order], busy[order], sm[order]
+    if len(t1):
+        t0 = np.maximum(t0, np.append(t0[:1], np.maximum.accumulate(t1)[:-1]))
+    keep = t1 > t0
+    t0, t1, busy, sm = t0[keep], t1[keep], busy[keep], sm[keep]
+    gaps = np.maximum(t0[1:] - t1[:-1], 0) if len(t0) else np.empty(0, dtype=np.int64)
+    return Gpu(
+        node=node,
+        boot_id=boot_id,
+        uuid=uuid,
+        index=None if index is None else int(index),
+        name=name,
+        t0=t0,
+        t1=t1,
+        busy=np.clip(busy, 0.0, 1.0),
+        sm=sm,
+        source=source,
+        unknown_ns=int(gaps.sum()),
+    )
