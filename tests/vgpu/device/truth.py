@@ -142,6 +142,11 @@ class Truth:
             cut=bool(row["cut"]),
         )
 
+    def computing(self, gpu: int) -> npt.NDArray[np.int64]:
+        """Begin and end of each compute kernel on a GPU, in order of beginning; shape (n, 2)."""
+        rows = self.rows[(self.rows["gpu"] == gpu) & (self.rows["what"] < self._kernels)]
+        return np.stack([rows["begin_ns"], rows["end_ns"]], axis=1)
+
     def split(self, *, gpu: int, begin_ns: int, end_ns: int) -> Split:
         """Cuts a window of one GPU into its parts; it must end by the horizon."""
         if end_ns > self.horizon_ns:

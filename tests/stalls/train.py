@@ -1,0 +1,205 @@
+"""A training job as people write them: torch's DataLoader, a model, an optimizer. Run by run.py.
+
+    python -m stalls.train SETUP.json
+
+Kernels go to the virtual GPU; the small model on the CPU stands for what the host does at a step,
+one to two milliseconds. Everything else - workers, reading, decoding, collating, saving - is real.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stalls.marks import Marks, WorkerMarks
+from stalls.scenario import Setup
+from vgpu.client import Event, VirtualGpu, connect
+
+torch: Any = importlib.import_module("torch")  # optional for the rest of the tests
+BATCH_BYTES = 1 << 20
+WIDTH = 64
+AHEAD = {"step": 0, "lag": 1, "free": 4}
+
+
+def burn(cpu_s: float) -> None:
+    """Computes for so much CPU time of this thread, whatever else runs."""
+    data = b"x" * 1024
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        hashlib.sha256(data * 16)
+
+
+class Samples:
+    """A map-style data set: the files of a folder, each decoded to a vector."""
+
+    def __init__(self, setup: Setup, folder: Path, count: int, marks: WorkerMarks) -> None:
+        self._setup, self._folder, self._count, self._marks = setup, folder, count, marks
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        began = time.monotonic()
+        data = self._read(self._folder / f"{index % self._setup.files}.bin")
+        read = time.monotonic()
+        burn(self._setup.decode_ms / 1000)
+        sample = torch.frombuffer(bytearray(data[:WIDTH]), dtype=torch.uint8).float()
+        info = torch.utils.data.get_worker_info()
+        worker = info.id if info else 0
+        self._marks.add(worker, read - began, time.monotonic() - read)
+        return sample
+
+    def _read(self, path: Path) -> bytes:
+        """Past the page cache where the data is on a device: as a data set larger than memory."""
+        file = os.open(path, os.O_RDONLY)
+        try:
+            if self._setup.data == "device":
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            return os.read(file, self._setup.file_bytes)
+        finally:
+            os.close(file)
+
+
+def stream_of(samples: Samples) -> Any:
+    """The same as an iterable data set, shared out among the workers."""
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            info = torch.utils.data.get_worker_info()
+            first, step = (info.id, info.num_workers) if info else (0, 1)
+            for index in range(first, len(samples), step):
+                yield samples[index]
+
+    return Stream()
+
+
+class Trainer:
+    """The job: its model, its GPU, its stopwatches."""
+
+    def __init__(self, setup: Setup, out: Path) -> None:
+        self.setup, self.out, self.marks, self.workers = setup, out, Marks(), WorkerMarks()
+        self.gpu: VirtualGpu = connect(memory_bytes=1 << 30)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.held: list[list[int]] = []
+        self._events: list[Event] = []
+        self._count = 0
+
+    def loader(self, folder: Path) -> Any:
+        """The DataLoader."""
+        setup = self.setup
+        count = setup.epoch_batches * setup.samples
+        samples = Samples(setup, folder, count, self.workers)
+        more: dict[str, Any] = {}
+        if setup.workers:
+            more = {"prefetch_factor": setup.prefetch, "persistent_workers": setup.persistent}
+        return torch.utils.data.DataLoader(
+            stream_of(samples) if setup.iterable else samples,
+            batch_size=setup.samples,
+            num_workers=setup.workers,
+            collate_fn=self.collate,
+            **more,
+        )
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Puts a batch together."""
+        burn(self.setup.collate_ms / 1000)
+        return torch.stack(samples)
+
+    def begin(self, folder: Path) -> None:
+        """What a job does before its first step."""
+        if self.setup.list_files:
+            with self.marks.phase("list"):
+                for index in range(self.setup.list_files):
+                    (folder / f"{index % self.setup.files}.bin").stat()
+        if self.setup.load_bytes:
+            with self.marks.phase("load"):
+                torch.load(folder / "begin.pt")
+        self.held = [[index] for index in range(self.setup.gc_objects)]
+
+    def train(self, folder: Path, seconds: float, started: Path) -> None:
+        """Steps for so long, counted from the first."""
+        loader, end_ns = self.loader(folder), 0
+        while True:
+            batches = iter(loader)
+            while True:
+                with self.marks.phase("data"):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                self.step(batch)
+                if not end_ns:
+                    end_ns = time.monotonic_ns() + int(seconds * 1e9)
+                    started.touch()
+                self.every_so_often()
+                if time.monotonic_ns() >= end_ns:
+                    self.gpu.synchronize()
+                    return
+
+    def step(self, batch: Any) -> None:
+        """Copies, launches, and waits for an earlier step."""
+        setup, gpu = self.setup, self.gpu
+        self.marks.launches.append(time.monotonic_ns())
+        gpu.copy(BATCH_BYTES)
+        for _ in range(setup.kernels):
+            gpu.launch(setup.step_ms * 0.9 / setup.kernels, kind="gemm")
+        with self.marks.phase("compute"):
+            self.optimizer.zero_grad()
+            loss = self.model(batch).square().mean()
+            loss.backward()
+            self.optimizer.step()
+        gpu.launch(setup.step_ms * 0.1, kind="optimizer")
+        self._events.append(gpu.event())
+        if len(self._events) > AHEAD[setup.sync]:
+            with self.marks.phase("sync"):
+                self._events.pop(0).synchronize()
+        self._count += 1
+        self.marks.steps.append(time.monotonic_ns())
+
+    def every_so_often(self) -> None:
+        """What a job does besides training."""
+        setup, count = self.setup, self._count
+        if setup.checkpoint_every and count % setup.checkpoint_every == 0:
+            self.gpu.synchronize()
+            state = {"step": count, "weights": torch.zeros(setup.checkpoint_bytes // 4)}
+            with self.marks.phase("checkpoint"):
+                torch.save(state, self.out / f"{count}.pt")
+        if setup.gc_every and count % setup.gc_every == 0:
+            with self.marks.phase("gc"):
+                gc.collect()
+        if setup.sleep_every and count % setup.sleep_every == 0:
+            with self.marks.phase("sleep"):
+                time.sleep(setup.sleep_ms / 1000)
+        if setup.log_every and count % setup.log_every == 0:
+            with self.marks.phase("log"), (self.out / "log.txt").open("ab") as log:
+                log.write(b"step\n" * (setup.log_bytes // 5))
+                log.flush()
+                os.fsync(log.fileno())
+
+
+def main() -> None:
+    """The job; its one argument is what run.py wrote for it."""
+    told = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    setup = Setup(**told["setup"])
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    if setup.gc_every:
+        gc.disable()  # as trainers do that choose the moment themselves
+    trainer = Trainer(setup, Path(told["out"]))
+    trainer.begin(Path(told["data"]))
+    trainer.train(Path(told["data"]), told["seconds"], Path(told["started"]))
+    trainer.marks.write(Path(told["marks"]), trainer.workers)
+
+
+if __name__ == "__main__":
+    main()
