@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from whyidle import causes
+from whyidle import causes, config_doc
 from whyidle_rules import cli, database, evidence, groups, sources
 from whyidle_rules.diagnosis import Diagnosis
 from whyidle_rules.report.text import render_text
@@ -201,6 +201,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "causes": cause_table,
+    "config": config_doc.markdown,
     "demo": demo,
     "diagnose-help": diagnose_help,
     "evidence": evidence_table,

@@ -1,4 +1,4 @@
-"""The agent's part of the command line: record, run, agent, tables, replay, export.
+"""The agent's part of the command line: record, run, agent, release, tables, replay, export.
 
 Heavy imports are inside the commands that need them, so that --help stays instant.
 """
@@ -14,35 +14,34 @@ from pathlib import Path
 from typing import TypeAlias
 
 from whyidle.clock import SystemClock
+from whyidle.commands_service import Above as Above
+from whyidle.commands_service import add_agent_options, add_release_options
 from whyidle.errors import UserError
-
-SERVICE_FOLDER = Path("/var/lib/whyidle")
-DAY_S = 86_400
-# A busy node records about 1 GB a day once merged.
-KEEP_DAYS = 7.0
-KEEP_GB = 10.0
-FREE_GB = 1.0
-
 
 # What argparse's add_subparsers returns; the class has no public name.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_parsers(subparsers: Subparsers) -> None:
+def add_parsers(subparsers: Subparsers, above: Above | None = None) -> None:
     """Add every command of the agent; each sets `run`, a function of the arguments."""
     _add_record(subparsers)
     _add_run(subparsers)
-    _add_agent(subparsers)
+    _add_agent(subparsers, above)
+    _add_release(subparsers)
     _add_tables(subparsers)
     _add_replay(subparsers)
     _add_export(subparsers)
 
 
 def _add(
-    subparsers: Subparsers, name: str, summary: str, run: Callable[[argparse.Namespace], int]
+    subparsers: Subparsers,
+    name: str,
+    summary: str,
+    run: Callable[[argparse.Namespace], int] | None = None,
 ) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(name, help=summary, description=summary)
-    parser.set_defaults(run=run)
+    parser = subparsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+    if run is not None:
+        parser.set_defaults(run=run)
     return parser
 
 
@@ -94,29 +93,25 @@ def _add_run(subparsers: Subparsers) -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- CMD ...")
 
 
-def _add_agent(subparsers: Subparsers) -> None:
+def _add_agent(subparsers: Subparsers, above: Above | None) -> None:
     parser = _add(
-        subparsers, "agent", "Record this node until stopped, as a service does.", run_agent
+        subparsers,
+        "agent",
+        "Record this node until stopped, as a service does. Options go before WHYIDLE_ variables, "
+        "those before the file of settings.",
     )
-    _add_recording_options(parser, str(SERVICE_FOLDER))
-    parser.add_argument(
-        "--probe-dir",
-        type=Path,
-        metavar="DIR",
-        action="append",
-        default=[],
-        help="also read counters of trainers in DIR (always: /run/whyidle/probe, and what "
-        "`whyidle run` made in /dev/shm)",
+    _add_recording_options(parser, "/var/lib/whyidle")
+    add_agent_options(parser, above)
+
+
+def _add_release(subparsers: Subparsers) -> None:
+    parser = _add(
+        subparsers,
+        "release",
+        "Have the agent of this node let go of the GPU devices for driver work. It goes on "
+        "recording everything else.",
     )
-    parser.add_argument(
-        "--keep-days", type=_positive, default=KEEP_DAYS, help="delete older segments (%(default)g)"
-    )
-    parser.add_argument(
-        "--keep-gb", type=_positive, default=KEEP_GB, help="delete beyond this size (%(default)g)"
-    )
-    parser.add_argument(
-        "--free-gb", type=_positive, default=FREE_GB, help="leave this much free (%(default)g)"
-    )
+    add_release_options(parser)
 
 
 def _add_tables(subparsers: Subparsers) -> None:
@@ -152,13 +147,6 @@ def _add_export(subparsers: Subparsers) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
 def run_record(args: argparse.Namespace) -> int:
     """Record the node for the life of a command."""
     from whyidle.record import Options, default_folder, record
@@ -186,25 +174,6 @@ def run_run(args: argparse.Namespace) -> int:
     if not command:
         raise UserError("there is no command to run: write whyidle run -- CMD ...")
     run(command, args.probe_dir, os.environ)
-
-
-def run_agent(args: argparse.Namespace) -> int:
-    """Record the node until stopped."""
-    from whyidle.record import Options, serve
-
-    keeper = (
-        *("--retain-s", str(args.keep_days * DAY_S)),
-        *("--retain-bytes", str(int(args.keep_gb * 1e9))),
-        *("--free-bytes", str(int(args.free_gb * 1e9))),
-    )
-    options = Options(
-        recording=args.output or SERVICE_FOLDER,
-        node=args.node,
-        journal=args.journal,
-        keeper=keeper,
-        probe_folders=tuple(folder.absolute() for folder in args.probe_dir),
-    )
-    return serve(options, SystemClock())
 
 
 def run_tables(args: argparse.Namespace) -> int:

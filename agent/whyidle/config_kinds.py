@@ -27,11 +27,11 @@ class Kind:
     many: bool = False
     # Words such as `true` mean something only where they stand without quotes.
     plain: bool = False
+    # How a value of None is written.
+    nothing: str = "null"
 
     def of_yaml(self, node: YamlNode) -> object:
-        """Return the value of a node, None where it says nothing; raises ValueError."""
-        if node.reads_as_nothing:
-            return None
+        """Return the value of a node that says something; raises ValueError."""
         if not self.many:
             return self._scalar(node)
         if node.kind != "sequence":
@@ -110,5 +110,5 @@ NAME = Kind(says="a name", read=_name)
 PATH = Kind(says="a path from /", read=_absolute)
 FOLDER = Kind(says="a folder, as a path from /", read=_absolute)
 FOLDERS = Kind(says="folders, as paths from /", read=_absolute, many=True)
-ADDRESS = Kind(says="an address and a port, or off", read=_address)
+ADDRESS = Kind(says="an address and a port, or off", read=_address, nothing="off")
 COLLECTORS = Kind(says="names of collectors", read=_collector, many=True)

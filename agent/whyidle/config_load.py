@@ -120,14 +120,15 @@ def _walk(
     for key, value in node.pairs:
         dotted = prefix + key.text
         name = names.get(dotted)
-        if name is not None:
-            try:
-                given = settings()[name].kind.of_yaml(value)
-            except ValueError as error:
-                complain(value, f"`{dotted}` {error}")
-                continue
-            if given is not None:
-                found[name] = (given, key.line)
+        if name in found:
+            complain(key, f"`{dotted}` is given twice")
+        elif name is not None:
+            # null, or nothing at all, stands for the default.
+            if not value.reads_as_nothing:
+                try:
+                    found[name] = (settings()[name].kind.of_yaml(value), key.line)
+                except ValueError as error:
+                    complain(value, f"`{dotted}` {error}")
         elif any(known.startswith(f"{dotted}.") for known in names):
             _walk(value, f"{dotted}.", names, found, file, problems)
         else:
@@ -141,9 +142,7 @@ def _hint(key: str, prefix: str, names: Mapping[str, str]) -> str:
     if near:
         return f"; did you mean `{prefix}{near[0]}`?"
     last = {known.rsplit(".", 1)[-1]: known for known in names}
-    anywhere = difflib.get_close_matches(key, names, 1) or [
-        last[word] for word in difflib.get_close_matches(key.rsplit(".", 1)[-1], last, 1)
-    ]
+    anywhere = [last[word] for word in difflib.get_close_matches(key.rsplit(".", 1)[-1], last, 1)]
     if anywhere:
         return f"; did you mean `{anywhere[0]}`?"
     return f"; here can stand {', '.join(f'`{prefix}{one}`' for one in sorted(beside))}"
@@ -175,7 +174,7 @@ def _unknown(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _near(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
+    near = difflib.get_close_matches(name, known, 1, 0.8)  # all of them begin alike
     return f"; did you mean ${near[0]}?" if near else ""
 
 

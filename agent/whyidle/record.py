@@ -1,4 +1,4 @@
-"""`whyidle record` and `whyidle agent`: an agent for the life of a command, or until stopped."""
+"""`whyidle record`: an agent for the life of a command."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ from whyidle.errors import UserError
 from whyidle.host import LiveHost
 from whyidle.layout import identify
 from whyidle.run_command import probe_environment, problem
-from whyidle.supervisor import AnotherAgentError, Supervisor
+from whyidle.supervisor import SI_KERNEL, SIGNALS, TEND_S, AnotherAgentError, Supervisor
 
 LOG = logging.getLogger("whyidle.agent")
-# Waited for one at a time, so that none is lost and none interrupts anything.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-# siginfo.si_code of a signal that the kernel sent, as a terminal does to all of its processes.
-_SI_KERNEL = 128
-TEND_S = 1.0
 # Two periods of the fast lane.
 LINGER_S = 0.25
 
@@ -65,7 +60,7 @@ def record(options: Options, command: Sequence[str], clock: Clock) -> int:
     configure_log("record")
     if shutil.which(command[0]) is None:
         raise UserError(f"cannot run {command[0]}: there is no such program on the PATH")
-    supervisor = _supervisor(options, clock, alongside=True)
+    supervisor = _supervisor(options, clock)
     environ = dict(os.environ)
     if options.probe:
         options = _with_probe(options, environ)
@@ -97,29 +92,11 @@ def _with_probe(options: Options, environ: dict[str, str]) -> Options:
     return replace(options, probe_folders=(pages,))
 
 
-def serve(options: Options, clock: Clock) -> int:
-    """Record until SIGTERM, SIGINT or SIGHUP; raises UserError if it cannot begin."""
-    configure_log("agent")
-    supervisor = _supervisor(options, clock, alongside=False)
-    assert supervisor is not None
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    supervisor.begin(options.sampler, options.keeper)
-    LOG.info("recording into %s", options.recording)
-    while True:
-        info = signal.sigtimedwait(SIGNALS, TEND_S)
-        if info is not None and info.si_signo != signal.SIGCHLD:
-            break
-        supervisor.tend()
-    return 0 if supervisor.stop() else 1
-
-
-def _supervisor(options: Options, clock: Clock, *, alongside: bool) -> Supervisor | None:
+def _supervisor(options: Options, clock: Clock) -> Supervisor | None:
     identity = identify(LiveHost(options.root, clock), options.node)
     try:
         return Supervisor(options.recording, identity, clock, root=options.root)
     except AnotherAgentError:
-        if not alongside:
-            raise
         # Started once per rank by a launcher, only the first on a node records.
         LOG.info("another agent of this node records into %s already", options.recording)
         return None
@@ -141,7 +118,7 @@ def _accompany(process: subprocess.Popen[bytes], supervisor: Supervisor | None) 
         if info is None or info.si_signo == signal.SIGCHLD:
             continue
         # What the terminal sends, such as Ctrl-C, the command has got already.
-        if info.si_code != _SI_KERNEL:
+        if info.si_code != SI_KERNEL:
             process.send_signal(info.si_signo)
     return process.returncode
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +25,11 @@ KEEPER = "whyidle.keeper_process"
 SAMPLER_PART = "sampler"
 KEEPER_PART = "keeper"
 PARTS = (SAMPLER_PART, KEEPER_PART)
+# Waited for one at a time, so that none is lost and none interrupts anything.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+# siginfo.si_code of a signal that the kernel sent, as a terminal does to all of its processes.
+SI_KERNEL = 128
+TEND_S = 1.0
 # Of an agent that is a keeper only, beside one that is a sampler only.
 _KEEPER_LOCK = ".agent-keeper.lock"
 # A child that keeps ending is started again after 1, 2, 4 ... seconds, at most this.
