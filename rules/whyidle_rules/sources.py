@@ -8,8 +8,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whyidle.errors import UserError
+from whyidle.sources import is_recording
 
 _TRACE_SUFFIXES = (".json", ".json.gz", ".gz")
+
+
+def are_recordings(sources: Sequence[str]) -> bool:
+    """Say whether these are recordings; raises UserError for a mixture, or without any source."""
+    if not sources:
+        raise UserError("name what to diagnose: a recording, a trace, or a folder; or --live.")
+    found = {source: any(map(_is_recording, _expand(source))) for source in sources}
+    if len(set(found.values())) > 1:
+        trace = next(source for source, recorded in found.items() if not recorded)
+        raise UserError(
+            f"{trace} is no recording and others are; diagnose traces and recordings apart."
+        )
+    return all(found.values())
+
+
+def _is_recording(path: Path) -> bool:
+    """Say whether a path is a recording; a folder with traces right inside is one of traces."""
+    try:
+        if path.is_dir() and not (path / "manifest.json").is_file():
+            names = [entry.name for entry in path.iterdir()]
+            if any(n.endswith(_TRACE_SUFFIXES) and not n.startswith(".") for n in names):
+                return False
+        return is_recording(path)
+    except OSError:
+        return False  # reading it says why
 
 
 def trace_files(sources: Sequence[str]) -> list[Path]:
@@ -58,7 +84,6 @@ def _in_folder(folder: Path) -> list[Path]:
         entries = sorted(folder.iterdir(), key=lambda path: _natural(path.name))
     except OSError as error:
         raise UserError(f"{folder}: {_reason(error)}; make it readable or name another.") from error
-    _refuse_recording(folder, entries)
     files = [
         path
         for path in entries
@@ -69,15 +94,6 @@ def _in_folder(folder: Path) -> list[Path]:
     below = sorted(path.name for path in entries if path.is_dir())
     hint = f"name one of its folders, such as {folder / below[0]}" if below else "name another one"
     raise UserError(f"{folder}: no .json or .json.gz file is in this folder; {hint}.")
-
-
-def _refuse_recording(folder: Path, entries: Sequence[Path]) -> None:
-    names = {path.name for path in entries}
-    if "manifest.json" in names or "spool" in names or any(n.endswith(".duckdb") for n in names):
-        raise UserError(
-            f"{folder}: this is a recording, and diagnose reads only profiler traces so far; "
-            "query it with DuckDB, or diagnose traces of the run."
-        )
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

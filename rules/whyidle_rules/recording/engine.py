@@ -6,7 +6,7 @@ of its windows as the whole run does, up to `LOOK_NS`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import duckdb
@@ -19,6 +19,7 @@ from whyidle_rules.compile_levels import quoted
 from whyidle_rules.recording import phases, processes, surroundings, windows
 from whyidle_rules.recording.fill import Known, gpu_evidence
 from whyidle_rules.recording.series import Array
+from whyidle_rules.recording.spans import Machine
 from whyidle_rules.recording.windows import Gpu
 from whyidle_rules.rule import Rule
 
@@ -40,12 +41,15 @@ def evaluate(
     rules: Sequence[Rule],
     since_ns: int | None = None,
     until_ns: int | None = None,
+    *,
+    spans: Mapping[Machine, tuple[int, int]] | None = None,
 ) -> Filled:
     """Create tables `evidence`, `grants` and `leftovers` of the windows that end in (since, until].
 
-    `con` has the views of a recording (whyidle.store). Times are CLOCK_MONOTONIC of each node.
+    `con` has the views of a recording (whyidle.store). Times are CLOCK_MONOTONIC of each node;
+    `spans` gives each machine (node, boot id) a range of its own and leaves out all others.
     """
-    filled = fill(con, since_ns, until_ns)
+    filled = fill(con, since_ns, until_ns, spans=spans)
     allocate(con, rules)
     # What is only inferred says so, whatever the rule that took it is worth elsewhere.
     con.execute(
@@ -56,17 +60,24 @@ def evaluate(
 
 
 def fill(
-    con: duckdb.DuckDBPyConnection, since_ns: int | None = None, until_ns: int | None = None
+    con: duckdb.DuckDBPyConnection,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    *,
+    spans: Mapping[Machine, tuple[int, int]] | None = None,
 ) -> Filled:
     """Create table `evidence`."""
     gpus = windows.load(con, since_ns, until_ns)
+    if spans is not None:
+        cut = [gpu.between(*spans[gpu.machine]) for gpu in gpus if gpu.machine in spans]
+        gpus = [gpu for gpu in cut if len(gpu.t0)]
     con.execute("DROP TABLE IF EXISTS evidence")
     con.execute(evidence.ddl("evidence"))
     first: list[int] = []
     count = 0
     known: dict[tuple[str, str], Known] = {}
     for gpu in gpus:
-        where = (gpu.node, gpu.boot_id)
+        where = gpu.machine
         if where not in known:
             known[where] = _known(con, where, gpus)
         columns = gpu_evidence(gpu, known[where])
@@ -77,8 +88,8 @@ def fill(
     return Filled(gpus=gpus, first=first)
 
 
-def _known(con: duckdb.DuckDBPyConnection, where: tuple[str, str], gpus: Sequence[Gpu]) -> Known:
-    own = [gpu for gpu in gpus if (gpu.node, gpu.boot_id) == where]
+def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) -> Known:
+    own = [gpu for gpu in gpus if gpu.machine == where]
     since = max(-_NEVER, min(int(gpu.t0[0]) for gpu in own) - LOOK_NS)
     until = max(int(gpu.t1[-1]) for gpu in own) + LOOK_NS
     return Known(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import duckdb
 import numpy as np
@@ -38,6 +38,24 @@ class Gpu:
     def length(self) -> Ints:
         """Length of each window, ns."""
         return self.t1 - self.t0
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        """Node and boot id: whose monotonic clock the times are of."""
+        return self.node, self.boot_id
+
+    def between(self, since_ns: int, until_ns: int) -> Gpu:
+        """Return the GPU with those of its windows that end in (since, until]."""
+        chosen = (self.t1 > since_ns) & (self.t1 <= until_ns)
+        t0, t1 = self.t0[chosen], self.t1[chosen]
+        return replace(
+            self,
+            t0=t0,
+            t1=t1,
+            busy=self.busy[chosen],
+            sm=self.sm[chosen],
+            unknown_ns=_apart_ns(t0, t1),
+        )
 
 
 def load(con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | None) -> list[Gpu]:
@@ -104,7 +122,6 @@ def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name:
         t0 = np.maximum(t0, np.append(t0[:1], np.maximum.accumulate(t1)[:-1]))
     keep = t1 > t0
     t0, t1, busy, sm = t0[keep], t1[keep], busy[keep], sm[keep]
-    gaps = np.maximum(t0[1:] - t1[:-1], 0) if len(t0) else np.empty(0, dtype=np.int64)
     return Gpu(
         node=node,
         boot_id=boot_id,
@@ -116,5 +133,10 @@ def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name:
         busy=np.clip(busy, 0.0, 1.0),
         sm=sm,
         source=source,
-        unknown_ns=int(gaps.sum()),
+        unknown_ns=_apart_ns(t0, t1),
     )
+
+
+def _apart_ns(t0: Ints, t1: Ints) -> int:
+    """Return the time between windows."""
+    return int(np.maximum(t0[1:] - t1[:-1], 0).sum())

@@ -1,0 +1,221 @@
+"""The command `diagnose`: its options, and what it does with traces and with recordings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whyidle.errors import UserError
+
+if TYPE_CHECKING:
+    from whyidle_rules.diagnosis import Diagnosis
+    from whyidle_rules.rule import Rule
+    from whyidle_rules.trace.load import FileTrace
+
+ABOUT = (
+    "Explain why the GPUs of a run were idle: every idle GPU-second is charged to a cause and to "
+    "the rank where it arose. SOURCE is a recording (of `whyidle record`, of the service, or an "
+    "export), or a PyTorch profiler trace (.json, .json.gz), or a folder with one trace per rank. "
+    "Exit code: 0 nothing worth a warning, 1 findings, 2 could not run."
+)
+
+
+def _check_rules(folders: Sequence[Path]) -> None:
+    """Raise UserError if the rules of the site, or of these folders, are not good."""
+    from whyidle_rules.rule_load import load_rules
+
+    load_rules(folders)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `diagnose`; sets `run`."""
+    parser.add_argument(
+        "source", nargs="*", metavar="SOURCE", help="recording, trace, folder or glob"
+    )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="what the service on this node has recorded, up to now; without --since its last ten "
+        "minutes",
+    )
+    parser.add_argument(
+        "--since",
+        metavar="TIME",
+        help="leave out what was before: 90s, 10m or 2h after the start of the run, or a time of "
+        "day in ISO 8601; recordings only",
+    )
+    parser.add_argument("--until", metavar="TIME", help="leave out what was after; like --since")
+    parser.add_argument(
+        "--sql",
+        metavar="QUERY",
+        help="print the rows of a query instead of the report; tables evidence, grants and "
+        "leftovers hold how each figure was made, beside those of `whyidle tables`; recordings "
+        "only",
+    )
+    parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show every rank and every finding"
+    )
+    parser.add_argument(
+        "--colour",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colours in the report (default: auto, on a terminal without NO_COLOR)",
+    )
+    parser.add_argument(
+        "--rules-dir",
+        metavar="DIR",
+        action="append",
+        type=Path,
+        default=[],
+        help="also use the rules in DIR; a rule of the same id replaces a built-in one",
+    )
+    parser.set_defaults(run=_diagnose)
+
+
+def _diagnose(args: argparse.Namespace) -> int:
+    # numpy's BLAS would start a thread for each core. Nothing here multiplies matrices, and files
+    # are read in forked processes, for which threads are a hazard.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from whyidle_rules import sources
+
+    if args.live or sources.are_recordings(args.source):
+        from whyidle_rules import diagnose_recording
+
+        return diagnose_recording.run(args)
+    for option in ("since", "until", "sql"):
+        if getattr(args, option) is not None:
+            raise UserError(
+                f"--{option} works on recordings, and {args.source[0]} is a trace; leave it out."
+            )
+    from whyidle_rules.trace.load import load
+
+    paths = sources.trace_files(args.source)
+    rules: list[Rule] = []
+    with _progress(paths) as progress:
+        files = load(paths, progress, meanwhile=lambda: rules.extend(get_ready(args.rules_dir)))
+    return _diagnose_traces(args, files, rules)
+
+
+def get_ready(rules_dir: Sequence[Path]) -> tuple[Rule, ...]:
+    """Load the rules and what runs them: 0.15 s of imports, beside the reading of traces."""
+    with _interrupt_later():
+        from whyidle_rules import rule_load
+        from whyidle_rules.trace import diagnose
+
+        assert diagnose
+    return rule_load.load_rules(rules_dir)
+
+
+@contextmanager
+def _interrupt_later() -> Iterator[None]:
+    """Hold Ctrl-C back for the length of imports: initialising DuckDB's module swallows it."""
+    before = signal.getsignal(signal.SIGINT)
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or before is not signal.default_int_handler:
+        yield
+        return
+    asked: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
+
+
+def _diagnose_traces(
+    args: argparse.Namespace, files: Sequence[FileTrace], rules: Sequence[Rule]
+) -> int:
+    from whyidle_rules import database
+    from whyidle_rules.trace.diagnose import diagnose
+    from whyidle_rules.trace.run import assemble
+
+    run = assemble(files)
+    if len(run.refused) == len(run.files):
+        raise UserError(_all_refused(run.refused))
+    with database.memory() as con:
+        found = diagnose(con, [Path(source) for source in args.source], run, rules)
+    if found.totals.gpu_s <= 0:
+        # Neither healthy nor ill: a script must not take it for either.
+        first = run.files[0]
+        damage = f" ({'; '.join(first.problems)})" if first.problems else ""
+        raise UserError(f"{first.path}{damage}: {found.headline}")
+    return tell(args, found)
+
+
+def tell(args: argparse.Namespace, found: Diagnosis) -> int:
+    """Print a diagnosis as it was asked for; return the exit code."""
+    if args.json:
+        json.dump(found.to_json(), sys.stdout, allow_nan=False, indent=1)
+        sys.stdout.write("\n")
+    else:
+        _print_report(args, found)
+    return 1 if any(finding.severity != "info" for finding in found.findings) else 0
+
+
+def _print_report(args: argparse.Namespace, found: Diagnosis) -> None:
+    from whyidle_rules.report.pen import needs_ascii
+    from whyidle_rules.report.text import render_text
+
+    terminal = sys.stdout.isatty()
+    colour = args.colour == "always" or (
+        args.colour == "auto" and terminal and not os.environ.get("NO_COLOR")
+    )
+    width = shutil.get_terminal_size((100, 24)).columns
+    encoding = sys.stdout.encoding or "ascii"
+    text = render_text(
+        found,
+        width=width,
+        colour=colour,
+        verbose=args.verbose,
+        ascii_only=needs_ascii(encoding),
+    )
+    sys.stdout.write(text)
+
+
+def _all_refused(refused: Sequence[FileTrace]) -> str:
+    first = refused[0]
+    more = f" (and so {len(refused) - 1} more)" if len(refused) > 1 else ""
+    return (
+        f"{first.path}: {first.refusal}{more}; diagnose needs a trace that torch.profiler exported."
+    )
+
+
+@contextmanager
+def _progress(paths: Sequence[Path]) -> Iterator[Callable[[int], None]]:
+    """Show a bar of bytes on stderr, if that is a terminal and there is enough to wait for."""
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    if not sys.stderr.isatty() or total < 4 << 20:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = Progress(
+        TextColumn("reading"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,  # its refresh thread would be alive at the fork
+    )
+    with bar:
+        task = bar.add_task("reading", total=total)
+
+        def advance(size: int) -> None:
+            bar.advance(task, size)
+            bar.refresh()
+
+        yield advance

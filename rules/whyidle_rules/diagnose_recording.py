@@ -1,0 +1,82 @@
+"""The command `diagnose` on recordings: files, the service of this node, or exports."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from whyidle.config import SERVICE_FOLDER
+from whyidle.errors import UserError
+from whyidle.store import Recording
+from whyidle_rules.diagnose_cli import get_ready, tell
+from whyidle_rules.recording.diagnose import diagnose
+from whyidle_rules.recording.spans import LAST_TEN_MINUTES, moment, spans
+
+if TYPE_CHECKING:
+    from whyidle_rules.diagnosis import Diagnosis
+
+_THREADS = 2
+_MEMORY = "4GB"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Diagnose, and print what was asked for."""
+    sources = _sources(args)
+    rules = get_ready(args.rules_dir)
+    since = moment(args.since) if args.since else LAST_TEN_MINUTES if args.live else None
+    until = moment(args.until) if args.until else None
+    with Recording(sources, threads=_THREADS, memory_limit=_MEMORY) as recording:
+
+        def work(con: duckdb.DuckDBPyConnection) -> Diagnosis:
+            asked = spans(con, since, until)
+            found = diagnose(con, sources, rules, asked, recording.damaged)
+            if args.sql is not None:
+                _print_rows(con, args.sql)
+            return found
+
+        found = recording.run(work)
+        if args.sql is not None:
+            return 0
+    if found.totals.gpu_s <= 0:
+        lost = "; ".join(f"{item.path.name}: {item.why}" for item in recording.damaged[:3])
+        damage = f" (left out: {lost})" if lost else ""
+        raise UserError(f"{sources[0]}{damage}: {found.headline}")
+    return tell(args, found)
+
+
+def _sources(args: argparse.Namespace) -> list[str]:
+    if args.live and args.source:
+        raise UserError(
+            "--live reads what the service on this node records; leave out the sources, or --live."
+        )
+    if args.live and not SERVICE_FOLDER.exists():
+        raise UserError(
+            f"{SERVICE_FOLDER} is not there: no service records on this node; start "
+            "whyidle-agent.service, or name a recording."
+        )
+    return [str(SERVICE_FOLDER)] if args.live else list(args.source)
+
+
+def _print_rows(con: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Print the rows of a query as CSV, its columns first."""
+    try:
+        statements = con.extract_statements(query)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise UserError("--sql takes one SELECT; write one query.")
+        # A subquery: whatever the statement is, it can only read.
+        cursor = con.execute(f"SELECT * FROM ({query.rstrip().rstrip(';')})")
+        names = [str(column[0]) for column in cursor.description or ()]
+        rows = cursor.fetchall()
+    except duckdb.Error as error:
+        tables = "evidence, grants, leftovers"
+        line = str(error).splitlines()[0]
+        raise UserError(
+            f"--sql: {line}; there are tables {tables} and those of `whyidle tables`."
+        ) from error
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(names)
+    out.writerows(rows)

@@ -1,0 +1,183 @@
+"""From recordings to a diagnosis."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import duckdb
+
+from whyidle.store import Damaged
+from whyidle_rules.diagnosis import Diagnosis, GpuLedger, Quality, Run, Totals
+from whyidle_rules.findings import findings
+from whyidle_rules.ledger import (
+    UNATTRIBUTED,
+    Charge,
+    Place,
+    by_cause,
+    ledger_rows,
+    root_causes,
+)
+from whyidle_rules.recording.engine import Filled, evaluate
+from whyidle_rules.recording.spans import Machine, wall_offsets
+from whyidle_rules.recording.unseen import not_seen
+from whyidle_rules.recording.windows import Gpu
+from whyidle_rules.report.headline import headline
+from whyidle_rules.rule import Rule
+
+_GpuKey = tuple[str, str]  # node, uuid
+
+
+def diagnose(
+    con: duckdb.DuckDBPyConnection,
+    sources: Sequence[str],
+    rules: Sequence[Rule],
+    spans: Mapping[Machine, tuple[int, int]],
+    damaged: Sequence[Damaged] = (),
+) -> Diagnosis:
+    """Diagnose the windows inside `spans`; leaves `evidence`, `grants` and `leftovers` in `con`."""
+    filled = evaluate(con, rules, spans=spans)
+    sums = _sums(con)
+    charges = _charges(con, filled, sums)
+    everything = [charge for own in charges.values() for charge in own]
+    gpu_ns = round(sum(each["d_s"] for each in sums.values()) * 1e9)
+    roots = root_causes(everything, gpu_ns)
+    rows = ledger_rows(everything, gpu_ns)
+    totals = _totals(sums)
+    told = findings(con, rules, roots, totals.gpu_s)
+    gpus = [
+        _gpu(gpu, sums[gpu.node, gpu.uuid], charges.get((gpu.node, gpu.uuid), []))
+        for gpu in _once(filled.gpus)
+    ]
+    about = _run(con, sources, filled, sums)
+    return Diagnosis(
+        run=about,
+        totals=totals,
+        ledger=rows,
+        root_causes=roots,
+        gpus=gpus,
+        findings=told,
+        not_seen=not_seen(con, rules, damaged),
+        quality=_quality(con, filled),
+        headline=headline(
+            totals=totals, root_causes=roots, ledger=rows, gpus=gpus, run=about, findings=told
+        ),
+    )
+
+
+def _once(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Return each GPU once, whatever boots it was seen in."""
+    return list({(gpu.node, gpu.uuid): gpu for gpu in gpus}.values())
+
+
+def _sums(con: duckdb.DuckDBPyConnection) -> dict[_GpuKey, dict[str, Any]]:
+    """Return seconds and rank of each GPU."""
+    rows = con.execute(
+        "SELECT node, uuid, sum(d_s), sum(working_s), sum(empty_s), sum(spinning_s),"
+        " mode(rank), max(world_size) FROM evidence GROUP BY node, uuid"
+    ).fetchall()
+    names = ("d_s", "working_s", "empty_s", "spinning_s", "rank", "world_size")
+    return {(node, uuid): dict(zip(names, rest, strict=True)) for node, uuid, *rest in rows}
+
+
+def _charges(
+    con: duckdb.DuckDBPyConnection, filled: Filled, sums: Mapping[_GpuKey, Mapping[str, Any]]
+) -> dict[_GpuKey, list[Charge]]:
+    found: dict[_GpuKey, list[Charge]] = defaultdict(list)
+    for node, uuid, cause, subcause, grade, pool, ns in con.execute(
+        "SELECT e.node, e.uuid, c.cause, c.subcause, c.grade, c.pool, sum(c.ns)::BIGINT FROM"
+        " (SELECT window_id, cause, subcause, grade, pool, ns FROM grants UNION ALL"
+        f"  SELECT window_id, '{UNATTRIBUTED}', subcause, NULL, pool, ns FROM leftovers) c"
+        " JOIN evidence e USING (window_id) GROUP BY ALL ORDER BY ALL"
+    ).fetchall():
+        place = Place(node=node, rank=_whole(sums[node, uuid]["rank"]))
+        found[node, uuid].append(
+            Charge(
+                gpu=place,
+                cause=cause,
+                subcause=subcause,
+                grade=grade,
+                pool=pool,
+                ns=ns,
+                origin=place,
+                root=(cause, subcause),
+            )
+        )
+    return found
+
+
+def _totals(sums: Mapping[_GpuKey, Mapping[str, Any]]) -> Totals:
+    working, empty, spinning = (
+        sum(each[name] for each in sums.values()) for name in ("working_s", "empty_s", "spinning_s")
+    )
+    return Totals(
+        gpu_s=working + empty + spinning,
+        working_s=working,
+        empty_s=empty,
+        spinning_s=spinning,
+        idle_s=empty + spinning,
+    )
+
+
+def _gpu(gpu: Gpu, sums: Mapping[str, Any], charges: Sequence[Charge]) -> GpuLedger:
+    return GpuLedger(
+        node=gpu.node,
+        gpu=gpu.index,
+        uuid=gpu.uuid,
+        rank=_whole(sums["rank"]),
+        wall_s=sums["d_s"],
+        working_s=sums["working_s"],
+        empty_s=sums["empty_s"],
+        spinning_s=sums["spinning_s"],
+        underfilled_s=None,
+        causes=by_cause(charges),
+        waited_for={},
+        trace=None,
+        source=gpu.source,
+        name=gpu.name,
+    )
+
+
+def _run(
+    con: duckdb.DuckDBPyConnection,
+    sources: Sequence[str],
+    filled: Filled,
+    sums: Mapping[_GpuKey, Mapping[str, Any]],
+) -> Run:
+    """Times are wall time, ns since 1970; of a machine without a clock table, monotonic time."""
+    offsets = wall_offsets(con)
+    begins = [int(g.t0[0]) + offsets.get((g.node, g.boot_id), 0) for g in filled.gpus]
+    ends = [int(g.t1[-1]) + offsets.get((g.node, g.boot_id), 0) for g in filled.gpus]
+    ranks = sorted({rank for s in sums.values() if (rank := _whole(s["rank"])) is not None})
+    world = [w for s in sums.values() if (w := _whole(s["world_size"])) is not None]
+    job = {"world_size": max(world), "ranks": ranks} if world or ranks else None
+    return Run(
+        source=list(sources),
+        kind="recording",
+        begin_ns=min(begins, default=None),
+        end_ns=max(ends, default=None),
+        nodes=sorted({gpu.node for gpu in filled.gpus}),
+        job=job if world else None,
+    )
+
+
+def _quality(con: duckdb.DuckDBPyConnection, filled: Filled) -> Quality:
+    missed = con.execute("SELECT sum(missed)::BIGINT FROM tick").fetchone()
+    error = con.execute("SELECT max(wall_error_ns) FROM clock WHERE synchronised").fetchone()
+    cost = con.execute(
+        "SELECT avg(ratio) FROM (SELECT node, sum(grown) / max(length) AS ratio FROM"
+        " (SELECT node, part, pid, (max(cpu_ns) - min(cpu_ns))::DOUBLE AS grown,"
+        "   (max(mono_ns) - min(mono_ns))::DOUBLE AS length FROM agent_self GROUP BY ALL)"
+        " WHERE length > 0 GROUP BY node)"
+    ).fetchone()
+    return Quality(
+        missed_ticks=missed[0] if missed else None,
+        gaps_s=sum(gpu.unknown_ns for gpu in filled.gpus) / 1e9 if filled.gpus else None,
+        clock_error_ns=error[0] if error else None,
+        agent_cpu_ratio=cost[0] if cost else None,
+    )
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
