@@ -15,6 +15,7 @@ from whyidle.child import Progress, Step, prepare, take_lock
 from whyidle.clock import NS_PER_S, SystemClock
 from whyidle.host import LiveHost
 from whyidle.keeper import Keeper, Retention
+from whyidle.keeper_live import KeeperLive, MakeEvaluator, add_options
 from whyidle.layout import SAMPLER_LOCK, identify
 from whyidle.runner import describe
 
@@ -23,8 +24,11 @@ LOG = logging.getLogger("whyidle.keeper")
 LOOK_S = 5.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Keep a recording until told to stop; then take over what the sampler left."""
+def main(argv: Sequence[str] | None = None, make_evaluator: MakeEvaluator | None = None) -> int:
+    """Keep a recording until told to stop; then take over what the sampler left.
+
+    With an evaluator, idle time is charged to causes meanwhile.
+    """
     parser = argparse.ArgumentParser(prog="whyidle.keeper_process")
     parser.add_argument("recording", type=Path)
     parser.add_argument("--node", default=None)
@@ -33,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--retain-s", type=float, default=None)
     parser.add_argument("--retain-bytes", type=int, default=None)
     parser.add_argument("--free-bytes", type=int, default=None)
+    add_options(parser)
     options = parser.parse_args(argv)
     waiter = prepare("keeper")
     os.nice(10)
@@ -55,15 +60,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             free_bytes=options.free_bytes,
         ),
     )
+    live = KeeperLive(options, identity, host, make_evaluator)
+    look_ns = int(min(LOOK_S, options.settle_every_s) * NS_PER_S)
     failed = False
     progress = Progress()
     while not waiter.stopping():
+        live.look()
         failed = _try(keeper, drain=False, said=failed)
         progress.done(Step.CYCLE)
-        clock.sleep_until(clock.mono_ns() + int(LOOK_S * NS_PER_S))
+        clock.sleep_until(clock.mono_ns() + look_ns)
     # Stopped alone, the keeper leaves the newest piece to the sampler that still writes it; none
     # can begin one in the meantime.
     alone = take_lock(lock.with_name(SAMPLER_LOCK))
+    live.close(ended=alone is not None, merge=options.merge_at_end)
     failed = _try(keeper, drain=alone is not None, said=False)
     if alone is not None:
         os.close(alone)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from whyidle.clock import NS_PER_S, Clock
+from whyidle.errors import UserError
 from whyidle.ledger_counts import Counts, Part
 from whyidle.runner import describe
 from whyidle.schema import LedgerMinute, LedgerTotal, Settled, SettledGpu, Settlement
@@ -62,7 +62,7 @@ class Evaluator(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Progress:
+class Settling:
     """How settling goes; `failures` counts intervals that could not be charged as they should."""
 
     settled: int = 0
@@ -72,7 +72,10 @@ class Progress:
     took_ns: int | None = None
     cpu_ns: int = 0
     failing: bool = False
-    wall_ns: int | None = None
+
+    def copy(self) -> Settling:
+        """Return a copy that later settlements leave alone."""
+        return replace(self)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,13 +139,12 @@ class Settler:
         "_said",
         "_spool",
         "counts",
-        "progress",
+        "settling",
     )
 
     def __init__(
         self,
         evaluator: Evaluator,
-        ledger: Path,
         spool: SpoolWriter,
         clock: Clock,
         *,
@@ -159,7 +161,7 @@ class Settler:
         self._piece_ns: int | None = None
         self._said: str | None = None
         self.counts = Counts()
-        self.progress = Progress()
+        self.settling = Settling()
         if resumed is not None:
             self._resume(resumed)
 
@@ -209,7 +211,8 @@ class Settler:
         try:
             evaluation = self._evaluator.evaluate(begin_ns, end_ns)
         except Exception as error:  # noqa: BLE001 - nothing that rules do may end the keeper
-            evaluation = Evaluation(windows=-1, failure=describe(error)[:FAILURE_LIMIT])
+            said = str(error) if isinstance(error, UserError) else describe(error)
+            evaluation = Evaluation(windows=-1, failure=" ".join(said.split())[:FAILURE_LIMIT])
         now, wall = self._clock.mono_ns(), self._clock.wall_ns()
         took, used = now - began, self._clock.thread_cpu_ns() - cpu
         settlement = Settlement(
@@ -260,15 +263,14 @@ class Settler:
         return list(minute.rows(last, wall_ns - (mono_ns - last), self.counts.gpus))
 
     def _account(self, settlement: Settlement) -> None:
-        progress = self.progress
-        progress.settled += 1
-        progress.skipped_ns += settlement.skipped_ns
-        progress.windows += settlement.windows or 0
-        progress.took_ns = settlement.took_ns
-        progress.cpu_ns += settlement.cpu_ns
-        progress.wall_ns = settlement.wall_ns
-        progress.failing = settlement.failure is not None
-        progress.failures += progress.failing
+        settling = self.settling
+        settling.settled += 1
+        settling.skipped_ns += settlement.skipped_ns
+        settling.windows += settlement.windows or 0
+        settling.took_ns = settlement.took_ns
+        settling.cpu_ns += settlement.cpu_ns
+        settling.failing = settlement.failure is not None
+        settling.failures += settling.failing
         if settlement.failure != self._said:
             if settlement.failure is not None:
                 LOG.error("idle time cannot be charged, samples are kept: %s", settlement.failure)
