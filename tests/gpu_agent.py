@@ -25,11 +25,14 @@ from whyidle.host import NvmlError, NvmlUnavailableError
 from whyidle.live import Watched, live_host
 watched = Watched()
 host = live_host({root!r}, SystemClock(), watched=watched)
+notes = []
 made = {{collector.name: collector.make() for collector in ALL}}
 
 def run(name):
-    rows, problems = gather(made[name], host)
-    return [[dataclasses.asdict(row) for row in rows], [dataclasses.astuple(p) for p in problems]]
+    rows, told = gather(made[name], host)
+    problems = [(p.subject, p.message) for p in told if p.kind == "failed"]
+    notes.extend((p.subject, p.message) for p in told if p.kind == "no_data")
+    return [[dict(dataclasses.asdict(row), TABLE=row.TABLE) for row in rows], problems]
 
 def nvml(call, *args):
     try:
@@ -58,17 +61,28 @@ class GpuAgent:
     ) -> None:
         self.ask.__exit__(kind, error, trace)
 
-    def run(self, name: str) -> tuple[list[dict[str, Any]], list[list[str]]]:
-        """Run a collector once; return its rows and its problems."""
+    def run(
+        self, name: str, *, table: str | None = None
+    ) -> tuple[list[dict[str, Any]], list[list[str]]]:
+        """Run a collector once; return its rows, those of `table` if one is named, and problems."""
         rows, problems = self.ask(f"run({name!r})")
-        return rows, problems
+        kept = [row for row in rows if table in (None, row["TABLE"])]
+        for row in kept:
+            del row["TABLE"]
+        return kept, problems
+
+    def notes(self) -> list[list[str]]:
+        """Return what was said so far of parts that are not offered."""
+        return list(self.ask("notes"))
 
     def nvml(self, call: str, *args: object) -> Any:
         """Ask the host's NVML; an NvmlError comes as {"code", "call", "text"}."""
         return self.ask(f"nvml({', '.join(map(repr, (call, *args)))})")
 
-    def window(self, seconds: float = 0.15) -> tuple[list[dict[str, Any]], list[list[str]]]:
+    def window(
+        self, seconds: float = 0.15, *, table: str | None = None
+    ) -> tuple[list[dict[str, Any]], list[list[str]]]:
         """Begin windows, wait, and return what a run says of them."""
         self.run("gpu_activity")
         time.sleep(seconds)
-        return self.run("gpu_activity")
+        return self.run("gpu_activity", table=table)

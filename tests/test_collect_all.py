@@ -48,7 +48,15 @@ class ModelNvml:
         if call == "gpus":
             return tuple((uuid, index, None) for index, uuid in enumerate(UUIDS))
         if call == "gpm":
-            return (now - 125_000_000, now, (50.0, 40.0, 30.0, 20.0, 10.0, 5.0, 1.0, 2.0, 3.0, 4.0))
+            shares = (50.0, 40.0, 30.0, 20.0, 10.0, 5.0, 1.0, 2.0)
+            # It tells nothing of NVLink, so that the counters are read.
+            return (now - 125_000_000, now, (*shares, None, None, *shares, 3.0))
+        if call == "gpm_values":
+            return tuple(float(now) for _ in args[1:])
+        if call == "xids":
+            return ((UUIDS[0], 79, None),)
+        if call == "LinkFieldValues":
+            return tuple(1 for _ in args[2:])
         if call == "Processes":
             pid = RANK0 if args[0] == UUIDS[0] else RANK1
             return ((pid, 1 << 30),) if args[1] == "compute" else ()

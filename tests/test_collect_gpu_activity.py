@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpu_agent import GpuAgent
-from vgpu import Count, MigDevice, Standin, a100, standin
+from vgpu import Count, MigDevice, Standin, standin
 from vgpu.ask import Failed
-from whyidle.collect.gpu_activity import bytes_of_rate, gpm_row, nvml_row, parse_gpm, percent
+from whyidle.collect.gpu_activity import METRICS, gpm_row, parse_gpm
+from whyidle.collect.gpu_units import bytes_of_rate, percent
+from whyidle.nvml_fast import GPM_METRICS
 
 NS_PER_S = 1_000_000_000
 MIB = 1 << 20
@@ -39,7 +41,8 @@ def test_units() -> None:
 
 def test_a_row_of_a_window() -> None:
     values = (50.0, 40.0, 30.0, 20.0, 10.0, 5.0, 8.0, 16.0, 24.0, 32.0)
-    row = gpm_row("GPU-1", (0, NS_PER_S, values), (51, 9), (3, 4))
+    more = (1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 9.0, 12.0, 14.0)
+    row = gpm_row("GPU-1", (0, NS_PER_S, values + more), (51, 9))
     assert (row.mono_ns, row.t0_ns, row.t1_ns, row.source) == (NS_PER_S, 0, NS_PER_S, "gpm")
     ratios = (row.gr_active_ratio, row.sm_active_ratio, row.sm_occupancy_ratio)
     assert ratios == (0.5, 0.4, 0.3)
@@ -47,12 +50,18 @@ def test_a_row_of_a_window() -> None:
     assert row.fp32_active_ratio == 0.05
     assert (row.pcie_tx_bytes, row.pcie_rx_bytes) == (8 * MIB, 16 * MIB)
     assert (row.nvlink_rx_bytes, row.nvlink_tx_bytes) == (24 * MIB, 32 * MIB)
-    assert (row.nvlink_tx_total_bytes, row.nvlink_rx_total_bytes) == (3 << 10, 4 << 10)
+    assert (row.integer_active_ratio, row.tensor_hmma_ratio) == (0.01, 0.02)
+    assert (row.tensor_imma_ratio, row.tensor_dfma_ratio, row.tensor_dmma_ratio) == (
+        *(0.03, 0.04),
+        0.06,
+    )
+    assert (row.fp64_active_ratio, row.fp16_active_ratio) == (0.07, 0.09)
+    assert (row.c2c_tx_bytes, row.c2c_rx_bytes) == (12 * MIB, 14 * MIB)
     assert (row.utilization_ratio, row.memory_utilization_ratio) == (0.51, 0.09)
 
 
 def test_refused_parts_are_none() -> None:
-    row = gpm_row("GPU-1", (0, 1, (50.0, (4,), None, *[None] * 7)), None, None)
+    row = gpm_row("GPU-1", (0, 1, (50.0, (4,), *[None] * 17)), None)
     assert row.gr_active_ratio == 0.5
     assert row.sm_active_ratio is row.utilization_ratio is row.pcie_tx_bytes is None
 
@@ -63,16 +72,22 @@ def test_what_is_no_window_is_refused(answer: object) -> None:
         parse_gpm(answer)  # type: ignore[arg-type]
 
 
-def test_a_gpu_that_answers_nothing_has_no_row() -> None:
-    assert nvml_row("GPU-1", 1, None, (None, None, (4,), None)) is None
-    row = nvml_row("GPU-1", 1, (0, 0), None)
-    assert row is not None and row.utilization_ratio == 0.0
+def test_the_order_of_metrics_is_that_of_the_answer() -> None:
+    assert METRICS == GPM_METRICS
+
+
+def test_a_journal_of_before_has_ten_values() -> None:
+    _, _, values = parse_gpm((1, 2, (1.0,) * 10))
+    assert values == (1.0,) * 10 + (None,) * 9
 
 
 def test_what_the_gpu_does_is_what_the_row_says(node: Standin, agent: GpuAgent) -> None:
     node.state.gpus[1].run(
         gr=0.6, sm=0.5, tensor=0.3, dram=0.2, pcie_tx=1e9, pcie_rx=2e9, nvlink_tx=1e9, nvlink_rx=3e9
     )
+    node.state.gpus[1].run(integer=0.11, hmma=0.12, imma=0.13, dfma=0.14, dmma=0.15, fp64=0.16)
+    node.state.gpus[1].run(fp32=0.17, fp16=0.18, c2c_tx=5e9, c2c_rx=6e9)
+    node.state.gpus[1].c2c()
     rows, problems = agent.window()
     assert problems == []
     assert [row["uuid"] for row in rows] == [gpu.uuid for gpu in node.state.gpus]
@@ -88,7 +103,26 @@ def test_what_the_gpu_does_is_what_the_row_says(node: Standin, agent: GpuAgent) 
     assert row["pcie_rx_bytes"] == pytest.approx(2e9 * window_s, rel=0.02)
     assert row["nvlink_tx_bytes"] == pytest.approx(18e9 * window_s, rel=0.02)
     assert row["nvlink_rx_bytes"] == pytest.approx(54e9 * window_s, rel=0.02)
+    names = ("integer_active", "tensor_hmma", "tensor_imma", "tensor_dfma", "tensor_dmma")
+    found = [row[f"{name}_ratio"] for name in (*names, *("fp64_active", "fp32_active"))]
+    assert found == pytest.approx([0.11, 0.12, 0.13, 0.14, 0.15, 0.16, 0.17], abs=0.001)
+    assert row["fp16_active_ratio"] == pytest.approx(0.18, abs=0.001)
+    assert row["c2c_tx_bytes"] == pytest.approx(5e9 * window_s, rel=0.02)
+    assert row["c2c_rx_bytes"] == pytest.approx(6e9 * window_s, rel=0.02)
     assert rows[0]["gr_active_ratio"] == 0.0
+    assert rows[0]["c2c_tx_bytes"] is None, "no such link: not 0"
+
+
+def test_what_is_not_offered_is_said_once(node: Standin, agent: GpuAgent) -> None:
+    agent.window()
+    agent.window()
+    uuid = node.state.gpus[0].uuid
+    told = [text for subject, text in agent.notes() if subject == f"{uuid} GPM"]
+    assert told == ["not offered by this GPU or driver: 100, 101"]
+    node.state.gpus[0].gpm(without=[3])
+    agent.window()
+    told = [text for subject, text in agent.notes() if subject == f"{uuid} GPM"]
+    assert told[1:] == ["not offered by this GPU or driver: 3, 100, 101"]
 
 
 def test_the_first_run_has_no_window_and_a_soon_one_neither(agent: GpuAgent) -> None:
@@ -118,18 +152,22 @@ def test_windows_touch_and_conserve_work(node: Standin, agent: GpuAgent) -> None
 
 
 def test_no_permission_for_gpm_falls_back_and_says_so(node: Standin, agent: GpuAgent) -> None:
-    node.state.gpus[0].run(gr=0.6)
-    node.state.gpus[0].gpm(code=4)
-    time.sleep(1.1)
-    rows, problems = agent.window()
-    assert rows[0]["source"] == "nvml"
-    assert rows[0]["gr_active_ratio"] is rows[0]["t0_ns"] is None
-    assert rows[0]["utilization_ratio"] == pytest.approx(0.6, abs=0.02)
-    assert [row["source"] for row in rows[1:]] == ["gpm"] * 3
+    gpu = node.state.gpus[0]
+    gpu.run(gr=0.6)
+    gpu.steady()
+    gpu.gpm(code=4)
+    agent.run("gpu_activity")
+    time.sleep(0.6)
+    rows, problems = agent.run("gpu_activity", table="gpu_activity")
+    own = [row for row in rows if row["uuid"] == gpu.uuid]
+    assert {row["source"] for row in own} == {"nvml"}
+    assert [row["source"] for row in rows if row["uuid"] != gpu.uuid] == ["gpm"] * 3
+    assert own[0]["gr_active_ratio"] is None
+    assert own[0]["utilization_ratio"] == pytest.approx(0.6, abs=0.02)
     ((subject, message),) = problems
-    assert subject == node.state.gpus[0].uuid
+    assert subject == gpu.uuid
     assert "(4)" in message
-    node.state.gpus[0].gpm(code=0)
+    gpu.gpm(code=0)
     rows, problems = agent.window()
     assert (rows[0]["source"], problems) == ("gpm", [])
 
@@ -146,39 +184,15 @@ def test_gpm_that_is_claimed_and_does_not_work_is_told_as_such(
 def test_one_metric_that_is_missing_takes_no_other_along(node: Standin, agent: GpuAgent) -> None:
     node.state.gpus[0].run(gr=0.6, nvlink_tx=1e9)
     node.state.gpus[0].gpm(without=[3, 60, 61])
-    rows, problems = agent.window()
+    rows, problems = agent.window(table="gpu_activity")
     assert problems == []
     assert rows[0]["gr_active_ratio"] == pytest.approx(0.6, abs=0.001)
     assert rows[0]["sm_occupancy_ratio"] is None
     assert rows[0]["nvlink_tx_bytes"] is None
-    assert rows[0]["nvlink_tx_total_bytes"] > 0, "the counters serve where GPM is silent"
-    assert rows[1]["nvlink_tx_total_bytes"] is None
-
-
-def test_without_gpm_the_counters_serve(tmp_path: Path) -> None:
-    with standin(tmp_path, gpus=1, profile=a100) as node, GpuAgent(node) as agent:
-        gpu = node.state.gpus[0]
-        gpu.run(gr=0.7, mem=0.3, pcie_tx=1e9, nvlink_tx=1e9)
-        time.sleep(1.1)
-        (first,), problems = agent.run("gpu_activity")
-        assert problems == []
-        time.sleep(0.2)
-        (second,), _ = agent.run("gpu_activity")
-        assert first["source"] == "nvml"
-        assert first["utilization_ratio"] == pytest.approx(0.7, abs=0.02)
-        assert first["memory_utilization_ratio"] == pytest.approx(0.3, abs=0.02)
-        dt = (second["mono_ns"] - first["mono_ns"]) / NS_PER_S
-        pcie = (second["pcie_tx_total_bytes"] - first["pcie_tx_total_bytes"]) % (1 << 32)
-        assert pcie == pytest.approx(1e9 * dt, rel=0.1)
-        nvlink = second["nvlink_tx_total_bytes"] - first["nvlink_tx_total_bytes"]
-        assert nvlink == pytest.approx(12e9 * dt, rel=0.6), "the driver refreshes every 100 ms"
-
-
-def test_a_driver_without_the_symbols_serves_the_counters(tmp_path: Path) -> None:
-    without = ["nvmlGpmSampleGet", "nvmlGpmMetricsGet", "nvmlGpmQueryDeviceSupport"]
-    with standin(tmp_path, gpus=1, without=without) as node, GpuAgent(node) as agent:
-        (row,), problems = agent.run("gpu_activity")
-        assert (row["source"], problems) == ("nvml", [])
+    ((traffic,), _) = agent.window(table="gpu_traffic")
+    assert traffic["uuid"] == node.state.gpus[0].uuid
+    assert traffic["nvlink_tx_bytes"] > 0, "the counters serve where GPM is silent"
+    assert traffic["pcie_tx_bytes"] is None, "GPM tells that"
 
 
 def test_a_lost_gpu_is_a_problem_of_that_gpu(node: Standin, agent: GpuAgent) -> None:

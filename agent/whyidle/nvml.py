@@ -5,8 +5,12 @@ because indices shuffle when a GPU is lost. Answers are decoded, not interpreted
 
     gpus                          ((uuid, index, uuid of the parent or None), ...) MIG devices too
     gpm, uuid                     (t0_ns, t1_ns, values of GPM_METRICS) or None: see nvml_fast.Gpm
+    gpm_values, uuid, id...       further metrics of the last window, None if there is none
     gpm_worked, uuid              whether gpm has ever answered; None: not tried
+    xids                          ((uuid, xid, GPU instance), ...) since last asked: nvml_events
     FieldValues, uuid, id...      a number, None or (code,) for each
+    LinkFieldValues, uuid, link, id...  the same of one NVLink
+    Samples, uuid, kind, us       ((timestamp in us, value), ...) of a ring since a timestamp
     UtilizationRates, uuid        (GPU, memory) in percent
     MemoryInfo, uuid              (total, reserved or None, free, used) in bytes
     Processes, uuid, context      ((pid, bytes or None), ...) of compute or mps
@@ -18,15 +22,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import pynvml
 
 from whyidle.clock import NS_PER_S, Clock
 from whyidle.host import Answer, Argument, NvmlError, NvmlUnavailableError
-from whyidle.nvml_fast import ABSENT, Buffer, Fields, Gpm, Library, check
+from whyidle.nvml_device import Device, Open, close, drop, function, gpm_of
+from whyidle.nvml_events import take
+from whyidle.nvml_fast import Fields, Library, Ring, check
 from whyidle.nvml_rare import CONTEXTS, RARE, SYSTEM, ask, devices, memory_bytes, plain
 
 # GPUs come and go with resets, MIG changes and losses: looked for this often.
@@ -84,40 +88,6 @@ _ULONGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Device:
-    """A GPU or MIG device: its handle and the buffers that are kept for it."""
-
-    handle: Any
-    parent: Any | None = None
-    instance: int | None = None
-    gpm: Gpm | None = None
-    # Asked once: the answer does not change while the handle is good.
-    gpm_refused: NvmlError | None = None
-    fields: dict[tuple[Argument, ...], Fields] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Open:
-    """An open library and what belongs to it: all of it goes with a reload of the driver."""
-
-    library: Library
-    devices: dict[str, _Device] = field(default_factory=dict)
-    lost: dict[str, tuple[int, NvmlError]] = field(default_factory=dict)
-    gpus: tuple[Answer, ...] = ()
-    listed_ns: int | None = None
-    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    utilization: Buffer = field(default_factory=lambda: Buffer(pynvml.c_nvmlUtilization_t()))
-    memory: Buffer = field(default_factory=lambda: Buffer(_memory_v2()))
-    memory_v1: Buffer = field(default_factory=lambda: Buffer(pynvml.c_nvmlMemory_t()))
-
-
-def _memory_v2() -> Any:
-    memory = pynvml.c_nvmlMemory_v2_t()
-    memory.version = pynvml.nvmlMemory_v2
-    return memory
-
-
 class Nvml:
     """Answers NVML questions on one thread; opens the library at the first one.
 
@@ -131,18 +101,22 @@ class Nvml:
     ) -> None:
         self._clock = clock
         self._on_processes = on_processes
-        self._open: _Open | None = None
+        self._open: Open | None = None
         self._failed: Exception | None = None
         self._failed_ns = 0
         self._answers: dict[str, Callable[..., Answer]] = {
             "FieldValues": self._field_values,
+            "LinkFieldValues": self._link_field_values,
             "MemoryInfo": self._memory,
             "ProcessUtilization": self._process_utilization,
             "Processes": self._processes,
+            "Samples": self._samples,
             "UtilizationRates": self._utilization,
             "gpm": self._gpm,
+            "gpm_values": self._gpm_values,
             "gpm_worked": self._gpm_worked,
             "gpus": self._gpus,
+            "xids": self._xids,
         }
 
     def answer(self, call: str, *args: Argument) -> Answer:
@@ -156,7 +130,7 @@ class Nvml:
                 return plain(ask(call, SYSTEM[call]))
             device = self._device(opened, args[0])
             if call in RARE:
-                return plain(ask(call, RARE[call], device.handle))
+                return plain(ask(call, RARE[call], device.handle, *map(int, args[1:])))
             return self._single(opened, device, call, args[1:])
         except NvmlError as error:
             self._give_up(opened, error, args)
@@ -165,19 +139,17 @@ class Nvml:
     def close(self) -> None:
         """Free the sample buffers and let go of the devices; a later question opens anew."""
         if self._open is not None:
-            for uuid in list(self._open.devices):
-                _drop(self._open, uuid)
-            self._open.library.close()
+            close(self._open)
             self._open = None
 
-    def _opened(self) -> _Open:
+    def _opened(self) -> Open:
         if self._open is not None:
             return self._open
         now_ns = self._clock.mono_ns()
         if self._failed is not None and now_ns - self._failed_ns < _RETRY_NS:
             raise self._failed
         try:
-            self._open = _Open(library=Library())
+            self._open = Open(library=Library())
         except NvmlError as error:
             self._failed, self._failed_ns = error, now_ns
             if error.code == _LIBRARY_NOT_FOUND:
@@ -186,7 +158,7 @@ class Nvml:
         self._failed = None
         return self._open
 
-    def _give_up(self, opened: _Open, error: NvmlError, args: tuple[Argument, ...]) -> None:
+    def _give_up(self, opened: Open, error: NvmlError, args: tuple[Argument, ...]) -> None:
         """Let go of what an error makes worthless: a lost GPU's handle, or the whole library."""
         if error.code in _GONE:
             self.close()
@@ -196,10 +168,10 @@ class Nvml:
                 error.text = "the driver was replaced while in use: restart the agent"
         elif error.code in _LOST and args:
             uuid = str(args[0])
-            _drop(opened, uuid)
+            drop(opened, uuid)
             opened.lost[uuid] = (self._clock.mono_ns(), error)
 
-    def _device(self, opened: _Open, uuid: Argument) -> _Device:
+    def _device(self, opened: Open, uuid: Argument) -> Device:
         name = str(uuid)
         device = opened.devices.get(name)
         if device is not None:
@@ -214,32 +186,32 @@ class Nvml:
             opened.lost[name] = (self._clock.mono_ns(), found)
             raise found from None
         opened.lost.pop(name, None)
-        device = opened.devices[name] = _Device(handle=handle)
+        device = opened.devices[name] = Device(handle=handle)
         return device
 
     def _single(
-        self, opened: _Open, device: _Device, call: str, args: tuple[Argument, ...]
+        self, opened: Open, device: Device, call: str, args: tuple[Argument, ...]
     ) -> Answer:
         if call in _UINTS:
-            function = _function(opened, call, _UINTS[call])
+            getter = function(opened, call, _UINTS[call])
             numbers = tuple(int(arg) for arg in args)
-            return opened.library.uint(function, call, device.handle, *numbers)
-        function = _function(opened, call, _ULONGS[call])
-        return opened.library.ulong(function, call, device.handle)
+            return opened.library.uint(getter, call, device.handle, *numbers)
+        getter = function(opened, call, _ULONGS[call])
+        return opened.library.ulong(getter, call, device.handle)
 
-    def _gpus(self, opened: _Open) -> Answer:
+    def _gpus(self, opened: Open) -> Answer:
         now_ns = self._clock.mono_ns()
         if opened.listed_ns is None or now_ns - opened.listed_ns >= _LIST_EVERY_NS:
             found = tuple(devices())
             for name in opened.devices.keys() - {gpu.uuid for gpu in found}:
-                _drop(opened, name)
+                drop(opened, name)
             for gpu in found:
                 device = opened.devices.get(gpu.uuid)
                 if device is not None and device.instance != gpu.instance:
-                    _drop(opened, gpu.uuid)
+                    drop(opened, gpu.uuid)
                     device = None
                 if device is None:
-                    opened.devices[gpu.uuid] = _Device(
+                    opened.devices[gpu.uuid] = Device(
                         handle=gpu.handle, parent=gpu.parent_handle, instance=gpu.instance
                     )
                     opened.lost.pop(gpu.uuid, None)
@@ -247,19 +219,21 @@ class Nvml:
             opened.listed_ns = now_ns
         return opened.gpus
 
-    def _gpm(self, opened: _Open, uuid: Argument) -> Answer:
+    def _gpm(self, opened: Open, uuid: Argument) -> Answer:
         device = self._device(opened, uuid)
-        if device.gpm is None:
-            device.gpm = _make_gpm(opened, device)
-        return device.gpm.window(self._clock)
+        return gpm_of(opened, device).window(self._clock)
 
-    def _gpm_worked(self, opened: _Open, uuid: Argument) -> Answer:
+    def _gpm_values(self, opened: Open, uuid: Argument, *ids: Argument) -> Answer:
+        device = self._device(opened, uuid)
+        return gpm_of(opened, device).values(tuple(map(int, ids)))
+
+    def _gpm_worked(self, opened: Open, uuid: Argument) -> Answer:
         device = self._device(opened, uuid)
         if device.gpm_refused is not None:
             return False
         return None if device.gpm is None else device.gpm.worked
 
-    def _field_values(self, opened: _Open, uuid: Argument, *ids: Argument) -> Answer:
+    def _field_values(self, opened: Open, uuid: Argument, *ids: Argument) -> Answer:
         device = self._device(opened, uuid)
         fields = device.fields.get(ids)
         if fields is None:
@@ -267,27 +241,51 @@ class Nvml:
             fields = device.fields[ids] = Fields(opened.library, device.handle, numbers)
         return fields.read()
 
-    def _utilization(self, opened: _Open, uuid: Argument) -> Answer:
+    def _link_field_values(
+        self, opened: Open, uuid: Argument, link: Argument, *ids: Argument
+    ) -> Answer:
         device = self._device(opened, uuid)
-        function = _function(opened, "UtilizationRates", ("nvmlDeviceGetUtilizationRates",))
-        check(function(device.handle, opened.utilization.ref), "UtilizationRates")
+        key = ("link", link, *ids)
+        fields = device.fields.get(key)
+        if fields is None:
+            numbers = [int(number) for number in ids]
+            fields = device.fields[key] = Fields(
+                opened.library, device.handle, numbers, link=int(link)
+            )
+        return fields.read()
+
+    def _samples(self, opened: Open, uuid: Argument, kind: Argument, us: Argument) -> Answer:
+        device = self._device(opened, uuid)
+        ring = device.rings.get(int(kind))
+        if ring is None:
+            ring = device.rings[int(kind)] = Ring(opened.library, device.handle, int(kind))
+        return ring.read(int(us))
+
+    def _xids(self, opened: Open) -> Answer:
+        self._gpus(opened)  # a set listens to the GPUs that are known
+        return take(opened)
+
+    def _utilization(self, opened: Open, uuid: Argument) -> Answer:
+        device = self._device(opened, uuid)
+        getter = function(opened, "UtilizationRates", ("nvmlDeviceGetUtilizationRates",))
+        check(getter(device.handle, opened.utilization.ref), "UtilizationRates")
         gpu, memory = struct.unpack("<II", opened.utilization.bytes)
         return (int(gpu), int(memory))
 
-    def _memory(self, opened: _Open, uuid: Argument) -> Answer:
+    def _memory(self, opened: Open, uuid: Argument) -> Answer:
         device = self._device(opened, uuid)
-        function = opened.library.function("nvmlDeviceGetMemoryInfo_v2")
-        if function is not None:
-            check(function(device.handle, opened.memory.ref), "MemoryInfo")
+        newer = opened.library.function("nvmlDeviceGetMemoryInfo_v2")
+        if newer is not None:
+            check(newer(device.handle, opened.memory.ref), "MemoryInfo")
             words = struct.unpack_from("<QQQQ", opened.memory.bytes, 8)
             return tuple(int(word) for word in words)
-        function = _function(opened, "MemoryInfo", ("nvmlDeviceGetMemoryInfo",))
-        check(function(device.handle, opened.memory_v1.ref), "MemoryInfo")
+        getter = function(opened, "MemoryInfo", ("nvmlDeviceGetMemoryInfo",))
+        check(getter(device.handle, opened.memory_v1.ref), "MemoryInfo")
         total, free, used = struct.unpack("<QQQ", opened.memory_v1.bytes)
         # The first version counts the reserve as used: what is used cannot be told.
         return (int(total), None, int(free), int(used))
 
-    def _processes(self, opened: _Open, uuid: Argument, context: Argument) -> Answer:
+    def _processes(self, opened: Open, uuid: Argument, context: Argument) -> Answer:
         device = self._device(opened, uuid)
         found = ask("Processes", CONTEXTS[str(context)], device.handle)
         processes = tuple((int(p.pid), memory_bytes(p.usedGpuMemory)) for p in found)
@@ -295,7 +293,7 @@ class Nvml:
             self._on_processes(f"{uuid} {context}", [pid for pid, _ in processes])
         return processes
 
-    def _process_utilization(self, opened: _Open, uuid: Argument, since_us: Argument) -> Answer:
+    def _process_utilization(self, opened: Open, uuid: Argument, since_us: Argument) -> Answer:
         device = self._device(opened, uuid)
         try:
             found = ask(
@@ -309,31 +307,3 @@ class Nvml:
                 return ()
             raise
         return tuple((int(s.pid), int(s.smUtil), int(s.timeStamp)) for s in found)
-
-
-def _function(opened: _Open, call: str, names: tuple[str, ...]) -> Callable[..., Any]:
-    function = opened.functions.get(call)
-    if function is None:
-        function = opened.functions[call] = opened.library.require(*names)
-    return function
-
-
-def _drop(opened: _Open, uuid: str) -> None:
-    device = opened.devices.pop(uuid, None)
-    if device is not None and device.gpm is not None:
-        device.gpm.free()
-
-
-def _make_gpm(opened: _Open, device: _Device) -> Gpm:
-    if device.gpm_refused is not None:
-        raise device.gpm_refused
-    sampled = device.handle if device.instance is None else device.parent
-    try:
-        support = ask("GpmQueryDeviceSupport", pynvml.nvmlGpmQueryDeviceSupport, sampled)
-        if not support.isSupportedDevice:
-            raise NvmlError(_NOT_SUPPORTED, "gpm", "Not Supported")
-        return Gpm(opened.library, sampled, device.instance)
-    except NvmlError as error:
-        if error.code in ABSENT:
-            device.gpm_refused = error
-        raise

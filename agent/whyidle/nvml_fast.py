@@ -23,7 +23,7 @@ GPM_WINDOW_MIN_NS = 100_000_000
 # A window over a pause this long says nothing of any moment: begin anew.
 GPM_WINDOW_MAX_NS = 60_000_000_000
 # nvmlGpmMetricId_t of what "gpm" answers, in this order.
-GPM_METRICS = (1, 2, 3, 5, 10, 12, 20, 21, 60, 61)
+GPM_METRICS = (1, 2, 3, 5, 10, 12, 20, 21, 60, 61, 4, 7, 9, 6, 8, 11, 13, 100, 101)
 # Means all links together in the scopeId of an NVLink field.
 _ALL_LINKS = 0xFFFFFFFF
 _NVLINK_FIELDS = frozenset({138, 139, 140, 141})
@@ -40,6 +40,11 @@ _METRIC = struct.Struct("<Iid24x")  # id, return, value, pointers to names
 _METRICS_AT = 24
 _SAMPLES = struct.Struct("<QQ")  # the older and the newer
 _SAMPLES_AT = 8
+_SAMPLE = struct.Struct("<QQ")  # timestamp us, value
+# The driver's rings hold 72 to 100 samples.
+_RING = 128
+_INSUFFICIENT_SIZE = 7
+_NOT_FOUND = 6
 _DOUBLE = struct.Struct("<d")
 _WORD = struct.Struct("<Q")
 
@@ -63,7 +68,7 @@ def error_text(code: int) -> str:
 class Library:
     """libnvidia-ml, opened by nvidia-ml-py; used by one thread. Raises NvmlError."""
 
-    __slots__ = ("_dll", "_uint", "_uint_ref", "_ulong", "_ulong_ref", "gpm_request")
+    __slots__ = ("_dll", "_requests", "_uint", "_uint_ref", "_ulong", "_ulong_ref")
 
     def __init__(self) -> None:
         try:
@@ -75,7 +80,7 @@ class Library:
         # on them reaches nvidia-ml-py's.
         self._dll = ctypes.CDLL(pynvml.nvmlLib._name)
         # One for all devices, since each is answered before the next is asked: it has 19 KB.
-        self.gpm_request = _gpm_request()
+        self._requests: dict[tuple[int, ...], Buffer] = {}
         self._uint = ctypes.c_uint()
         self._uint_ref = ctypes.byref(self._uint)
         self._ulong = ctypes.c_ulonglong()
@@ -95,6 +100,13 @@ class Library:
         if found is None:
             raise NvmlError(FUNCTION_NOT_FOUND, names[0], "Function Not Found")
         return found
+
+    def gpm_request(self, metrics: tuple[int, ...]) -> Buffer:
+        """Return the request of these metrics, without samples."""
+        request = self._requests.get(metrics)
+        if request is None:
+            request = self._requests[metrics] = _gpm_request(metrics)
+        return request
 
     def uint(self, function: Call, call: str, handle: Any, *args: int) -> int:
         """Return what a getter writes to its last argument, an unsigned int."""
@@ -126,15 +138,22 @@ class Buffer:
 
 
 class Fields:
-    """A set of field values of one device, asked in one call of the driver."""
+    """A set of field values of one device, asked in one call of the driver.
+
+    `link` is the NVLink that they are of; None: of the GPU, and of all links together.
+    """
 
     __slots__ = ("_buffer", "_count", "_function", "_handle")
 
-    def __init__(self, library: Library, handle: Any, ids: Sequence[int]) -> None:
+    def __init__(
+        self, library: Library, handle: Any, ids: Sequence[int], link: int | None = None
+    ) -> None:
         array = (pynvml.c_nvmlFieldValue_t * len(ids))()
         self._buffer = Buffer(array)
         for index, number in enumerate(ids):
-            scope = _ALL_LINKS if number in _NVLINK_FIELDS else 0
+            scope = link
+            if scope is None:
+                scope = _ALL_LINKS if number in _NVLINK_FIELDS else 0
             struct.pack_into("<II", self._buffer.bytes, index * _FIELD.size, number, scope)
         self._handle = handle
         self._count = ctypes.c_int(len(ids))
@@ -170,6 +189,49 @@ def _field(kind: int, code: int, word: int) -> Answer:
     return None  # a type that this header does not know
 
 
+class Ring:
+    """The driver's ring of samples of one device and kind (nvmlSamplingType_t)."""
+
+    __slots__ = ("_buffer", "_count", "_function", "_handle", "_kind", "_type")
+
+    def __init__(self, library: Library, handle: Any, kind: int) -> None:
+        self._handle = handle
+        self._kind = kind
+        self._function = library.require("nvmlDeviceGetSamples")
+        self._buffer = Buffer((pynvml.c_nvmlSample_t * _RING)())
+        self._count = ctypes.c_uint()
+        self._type = ctypes.c_int()
+
+    def read(self, since_us: int) -> tuple[Answer, ...]:
+        """Return (timestamp us, value) of the samples after a timestamp, the oldest first."""
+        self._count.value = len(self._buffer.whole)
+        code = self._ask(since_us)
+        if code == _INSUFFICIENT_SIZE:
+            self._buffer = Buffer((pynvml.c_nvmlSample_t * (2 * len(self._buffer.whole)))())
+            self._count.value = len(self._buffer.whole)
+            code = self._ask(since_us)
+        if code == _NOT_FOUND:
+            return ()  # none is newer, or the ring of an idle GPU has run dry
+        check(code, "Samples")
+        end = self._count.value * _SAMPLE.size
+        return tuple(
+            (stamp, _field(self._type.value, SUCCESS, word))
+            for stamp, word in _SAMPLE.iter_unpack(self._buffer.bytes[:end])
+        )
+
+    def _ask(self, since_us: int) -> int:
+        return int(
+            self._function(
+                self._handle,
+                self._kind,
+                ctypes.c_ulonglong(since_us),
+                ctypes.byref(self._type),
+                ctypes.byref(self._count),
+                self._buffer.ref,
+            )
+        )
+
+
 class Gpm:
     """GPU performance monitoring of a device: two samples in turn, so that windows touch.
 
@@ -184,6 +246,7 @@ class Gpm:
         "_latest_ns",
         "_library",
         "_metrics",
+        "_pair",
         "_pairs",
         "_samples",
         "worked",
@@ -206,6 +269,8 @@ class Gpm:
         self._pairs = (tuple(addresses), tuple(reversed(addresses)))
         self._latest = 0
         self._latest_ns: int | None = None
+        # Of the last window: which of the two orders; None: there is none.
+        self._pair: int | None = None
 
     def window(self, clock: Clock) -> Answer:
         """Sample; return (t0_ns, t1_ns, values) of the window that this ends, or None.
@@ -218,17 +283,26 @@ class Gpm:
         if before is not None and began - before < GPM_WINDOW_MIN_NS:
             return None
         target = 1 - self._latest
-        self._latest_ns = None  # should the call fail, neither sample is a beginning
+        self._latest_ns = self._pair = None  # should it fail, neither sample is a beginning
         self._sample(self._samples[target])
         now = began + (clock.mono_ns() - began) // 2
         older, self._latest, self._latest_ns = self._latest, target, now
         if before is None or now - before > GPM_WINDOW_MAX_NS:
             return None
-        request = self._library.gpm_request
-        _SAMPLES.pack_into(request.bytes, _SAMPLES_AT, *self._pairs[older])
-        check(self._metrics(request.ref), "GpmMetricsGet")
+        self._pair = older
+        values = self._evaluate(older, GPM_METRICS)
         self.worked = True
-        return (before, now, _values(request.bytes))
+        return (before, now, values)
+
+    def values(self, metrics: tuple[int, ...]) -> tuple[Answer, ...] | None:
+        """Return further metrics of the last window, in the header's units; None without one."""
+        return None if self._pair is None else self._evaluate(self._pair, metrics)
+
+    def _evaluate(self, pair: int, metrics: tuple[int, ...]) -> tuple[Answer, ...]:
+        request = self._library.gpm_request(metrics)
+        _SAMPLES.pack_into(request.bytes, _SAMPLES_AT, *self._pairs[pair])
+        check(self._metrics(request.ref), "GpmMetricsGet")
+        return _values(request.bytes, len(metrics))
 
     def _sample(self, sample: Any) -> None:
         try:
@@ -247,6 +321,7 @@ class Gpm:
             if release is not None:
                 release(sample)
         self._samples.clear()
+        self._latest_ns = self._pair = None
 
 
 def _allocate(library: Library) -> Any:
@@ -255,18 +330,18 @@ def _allocate(library: Library) -> Any:
     return sample
 
 
-def _gpm_request() -> Buffer:
-    """Return a request of GPM_METRICS without samples; its array is sized for all, 19 KB."""
+def _gpm_request(metrics: tuple[int, ...]) -> Buffer:
+    """Return a request without samples; its array is sized for all metrics, 19 KB."""
     request = pynvml.c_nvmlGpmMetricsGet_t()
     request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-    request.numMetrics = len(GPM_METRICS)
-    for index, metric in enumerate(GPM_METRICS):
+    request.numMetrics = len(metrics)
+    for index, metric in enumerate(metrics):
         request.metrics[index].metricId = metric
     return Buffer(request)
 
 
-def _values(data: memoryview) -> tuple[Answer, ...]:
-    end = _METRICS_AT + len(GPM_METRICS) * _METRIC.size
+def _values(data: memoryview, count: int) -> tuple[Answer, ...]:
+    end = _METRICS_AT + count * _METRIC.size
     found: list[Answer] = []
     for _, code, value in _METRIC.iter_unpack(data[_METRICS_AT:end]):
         if code != SUCCESS:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,6 +16,9 @@ from whyidle.host import Answer, NvmlError
 from whyidle.nvml_fast import ABSENT, error_text
 
 _UNKNOWN = 999
+_VERSION_MISMATCH = 25
+# nvmlGpuFabricInfo_v3_t and _v2_t: version, cluster, status, clique, state, health mask, summary.
+_FABRIC = ((3, struct.Struct("<I16sIIIIB3x")), (2, struct.Struct("<I16sIIII")))
 # A handle that cannot be had because the GPU behind it is ill: the others are listed all the same.
 _ILL = frozenset({15, 16, 28, _UNKNOWN})
 # A process's memory where the driver does not know it, as under WDDM or MPS.
@@ -28,15 +34,6 @@ SYSTEM: Mapping[str, Callable[[], Any]] = MappingProxyType(
     {
         "DriverVersion": pynvml.nvmlSystemGetDriverVersion,
         "NVMLVersion": pynvml.nvmlSystemGetNVMLVersion,
-    }
-)
-RARE: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {
-        "CudaComputeCapability": pynvml.nvmlDeviceGetCudaComputeCapability,
-        "MigMode": lambda handle: pynvml.nvmlDeviceGetMigMode(handle)[0],
-        "Name": pynvml.nvmlDeviceGetName,
-        "PciBusId": lambda handle: pynvml.nvmlDeviceGetPciInfo(handle).busId,
-        "Serial": pynvml.nvmlDeviceGetSerial,
     }
 )
 
@@ -75,6 +72,55 @@ def plain(found: Any) -> Answer:
     raise TypeError(f"{found!r} is no plain value")
 
 
+def _attributes(handle: Any) -> tuple[int, ...]:
+    """Return SMs, GPU instance slices, compute instance slices and MiB (nvmlDeviceAttributes_t)."""
+    found = pynvml.nvmlDeviceGetAttributes(handle)
+    return (
+        int(found.multiprocessorCount),
+        int(found.gpuInstanceSliceCount),
+        int(found.computeInstanceSliceCount),
+        int(found.memorySizeMB),
+    )
+
+
+def _fabric_info(handle: Any) -> tuple[Any, ...]:
+    """Return cluster UUID, status, clique, state, health mask and summary (None before v3).
+
+    Source: nvmlGpuFabricInfoV_t, packed here because bindings differ in what they know of it.
+    """
+    for version, layout in _FABRIC:
+        buffer = ctypes.create_string_buffer(layout.size)
+        struct.pack_into("<I", buffer, 0, layout.size | version << 24)
+        try:
+            pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(buffer))
+        except pynvml.NVMLError as error:
+            if int(error.value) != _VERSION_MISMATCH or version == _FABRIC[-1][0]:
+                raise
+            continue
+        _, cluster, status, clique, state, mask, *summary = layout.unpack(buffer.raw)
+        name = str(uuid.UUID(bytes=cluster)) if any(cluster) else None
+        return (name, status, clique, state, mask, summary[0] if summary else None)
+    raise AssertionError("the last version either answers or raises")
+
+
+RARE: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "Attributes": _attributes,
+        "ComputeInstanceId": pynvml.nvmlDeviceGetComputeInstanceId,
+        "CudaComputeCapability": pynvml.nvmlDeviceGetCudaComputeCapability,
+        "FabricInfo": _fabric_info,
+        "MigMode": lambda handle: pynvml.nvmlDeviceGetMigMode(handle)[0],
+        "Name": pynvml.nvmlDeviceGetName,
+        "NvLinkRemoteDeviceType": pynvml.nvmlDeviceGetNvLinkRemoteDeviceType,
+        "NvLinkRemotePciBusId": lambda handle, link: (
+            pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId
+        ),
+        "PciBusId": lambda handle: pynvml.nvmlDeviceGetPciInfo(handle).busId,
+        "Serial": pynvml.nvmlDeviceGetSerial,
+    }
+)
+
+
 def memory_bytes(value: Any) -> int | None:
     """Return a process's device memory in bytes; None where the driver does not know it."""
     return None if value is None or int(value) == _NOT_AVAILABLE else int(value)
@@ -85,13 +131,13 @@ def devices() -> Iterator[Listed]:
     for index in range(ask("Count", pynvml.nvmlDeviceGetCount)):
         try:
             handle = ask("HandleByIndex", pynvml.nvmlDeviceGetHandleByIndex, index)
-            uuid = str(plain(ask("UUID", pynvml.nvmlDeviceGetUUID, handle)))
+            name = str(plain(ask("UUID", pynvml.nvmlDeviceGetUUID, handle)))
         except NvmlError as error:
             if error.code in _ILL:
                 continue  # who knew it before asks by UUID and is told what is wrong
             raise
-        yield Listed(uuid=uuid, index=index, handle=handle)
-        yield from _mig_devices(uuid, index, handle)
+        yield Listed(uuid=name, index=index, handle=handle)
+        yield from _mig_devices(name, index, handle)
 
 
 def _mig_devices(parent: str, index: int, handle: Any) -> Iterator[Listed]:
@@ -106,12 +152,12 @@ def _mig_devices(parent: str, index: int, handle: Any) -> Iterator[Listed]:
     for slot in range(slots):
         try:
             mig = ask("Mig", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot)
-            uuid = str(plain(ask("UUID", pynvml.nvmlDeviceGetUUID, mig)))
+            name = str(plain(ask("UUID", pynvml.nvmlDeviceGetUUID, mig)))
             instance = int(ask("GpuInstanceId", pynvml.nvmlDeviceGetGpuInstanceId, mig))
         except NvmlError:
             continue  # an empty slot, or an instance that is being taken apart
         yield Listed(
-            uuid=uuid,
+            uuid=name,
             index=index,
             handle=mig,
             parent=parent,

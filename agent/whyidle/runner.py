@@ -224,7 +224,7 @@ def _gather(
 ) -> None:
     for item in found:
         if isinstance(item, Problem):
-            failures.append(("failed", item.subject, item.message))
+            failures.append((item.kind, item.subject, item.message))
         elif hasattr(item, "TABLE"):
             rows.append(item)
         else:

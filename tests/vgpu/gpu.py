@@ -64,7 +64,7 @@ _MIG_FIELDS = (
     "slices",
     "multiprocessors",
 )
-_IN_UNITS = (Count.ENERGY_MJ, Count.PCIE_TX, Count.PCIE_RX)
+_IN_UNITS = (Count.ENERGY_MJ, Count.PCIE_TX, Count.PCIE_RX, Count.C2C_TX, Count.C2C_RX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,10 +377,15 @@ class Gpu:
                 self._turn(self._raw.migs[index].counters[count], share * 1e9, t_ns, None)
 
     def link(self, number: int, **values: int) -> None:
-        """Sets `active`, `replays`, `recoveries` or `crc_errors` of one NVLink."""
+        """Sets state and error counts of one NVLink by the names of vgpu.layout.Link."""
         with self._write():
             for name, value in values.items():
                 setattr(self._raw.link[number], name, value)
+
+    def c2c(self) -> None:
+        """It shares a module with a CPU from now on."""
+        with self._write():
+            self._raw.c2c = 1
 
     def xid(self, number: int) -> None:
         """Delivers an Xid to event sets that registered for this GPU."""

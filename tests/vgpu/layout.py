@@ -60,9 +60,11 @@ class Count(IntEnum):
     THROTTLE_SW_THERMAL = 29
     THROTTLE_HW_THERMAL = 30
     THROTTLE_HW_POWER_BRAKE = 31
+    C2C_TX = 32
+    C2C_RX = 33
 
 
-NVLINK_TX = 32
+NVLINK_TX = 34
 NVLINK_RX = NVLINK_TX + LINKS
 COUNTERS = NVLINK_RX + LINKS
 ACTIVITIES = int(Count.MEM)
@@ -130,6 +132,10 @@ class Link(ctypes.Structure):
         ("replays", c_uint32),
         ("recoveries", c_uint32),
         ("crc_errors", c_uint32),
+        ("recoveries_failed", c_uint32),
+        ("rx_errors", c_uint32),
+        ("effective_errors", c_uint32),
+        ("symbol_errors", c_uint32),
     )
 
 
@@ -199,7 +205,7 @@ class GpuState(ctypes.Structure):
         ("mig_epoch", c_uint32),
         ("mig_count", c_uint32),
         ("process_count", c_uint32),
-        ("reserved", c_uint32),
+        ("c2c", c_uint32),
         ("gpm_unsupported", c_uint8 * (METRICS // 8)),
         ("field_unsupported", c_uint8 * (METRICS // 8)),
         ("fabric_cluster", c_uint8 * 16),

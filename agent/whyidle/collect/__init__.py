@@ -9,9 +9,12 @@ from whyidle.collect.collector import Collector
 from whyidle.collect.cpu import CPU
 from whyidle.collect.file_use import FILE_USE
 from whyidle.collect.gpu_activity import GPU_ACTIVITY
+from whyidle.collect.gpu_event import GPU_EVENT
 from whyidle.collect.gpu_info import GPU_INFO
+from whyidle.collect.gpu_nvlink import GPU_NVLINK
 from whyidle.collect.gpu_process import GPU_PROCESS
 from whyidle.collect.gpu_state import GPU_STATE
+from whyidle.collect.gpu_total import GPU_TOTAL
 from whyidle.collect.mount import MOUNT
 from whyidle.collect.net_link import NET_LINK
 from whyidle.collect.nvme import NVME
@@ -25,8 +28,11 @@ ALL: tuple[Collector, ...] = (
     GPU_ACTIVITY,
     PROBE,
     GPU_STATE,
+    GPU_TOTAL,
+    GPU_EVENT,
     GPU_PROCESS,
     GPU_INFO,
+    GPU_NVLINK,
     CPU,
     PRESSURE,
     VMSTAT,

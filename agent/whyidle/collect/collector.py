@@ -39,10 +39,14 @@ class NoData(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A part of a source that could not be read, while the rest could."""
+    """A part of a source that could not be read, while the rest could.
+
+    Of kind "no_data" it is no failure: this device or driver does not offer the part.
+    """
 
     subject: str
     message: str
+    kind: Literal["failed", "no_data"] = "failed"
 
 
 Collect = Callable[[Host], Iterable["Row | Problem"]]

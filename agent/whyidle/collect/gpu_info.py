@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from whyidle.collect.collector import Collect, Collector, Problem
 from whyidle.collect.gpu_list import LISTS, Gpu, Gpus, text, value, whole
+from whyidle.collect.gpu_units import parts
 from whyidle.collect.numbers import whole as parse_whole
 from whyidle.host import Answer, Argument, Host, NvmlError
 from whyidle.schema import GpuInfo
@@ -29,6 +31,11 @@ ARCHITECTURES: Mapping[int, str] = MappingProxyType(
         10: "blackwell",
         13: "rubin",
     }
+)
+# nvmlGpuFabricState_t and NVML_GPU_FABRIC_HEALTH_SUMMARY; health 0: the driver does not tell.
+FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
+FABRIC_HEALTH: Mapping[int, str] = MappingProxyType(
+    {1: "healthy", 2: "unhealthy", 3: "limited_capacity"}
 )
 _NVLINK_COUNT_FIELD = 91
 _CLOCK_SM = 1
@@ -51,6 +58,40 @@ def parse_numa_node(line: str) -> int | None:
     """Return the NUMA node; -1 says that the firmware does not tell."""
     node = parse_whole(line.strip(), "numa_node")
     return node if node >= 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """What a GPU is in an NVLink domain; None where the driver tells nothing."""
+
+    cluster: str | None = None
+    clique: int | None = None
+    state: str | None = None
+    status: int | None = None
+    health: str | None = None
+    health_mask: int | None = None
+
+
+def parse_fabric(answer: Answer) -> Fabric:
+    """Return an answer to "FabricInfo": (cluster, status, clique, state, mask, summary).
+
+    Clique, status and cluster mean something only once the registration has completed.
+    """
+    cluster, status, clique, number, mask, summary = parts(answer, 6)
+    code = whole(number)
+    known = code is not None and 0 <= code < len(FABRIC_STATES)
+    if code is None or not known:
+        return Fabric()
+    if FABRIC_STATES[code] != "completed":
+        return Fabric(state=FABRIC_STATES[code])
+    return Fabric(
+        cluster=text(cluster),
+        clique=whole(clique),
+        state=FABRIC_STATES[code],
+        status=whole(status),
+        health=FABRIC_HEALTH.get(whole(summary) or 0),
+        health_mask=whole(mask),
+    )
 
 
 class _Asker:
@@ -85,7 +126,10 @@ def _row(host: Host, asker: _Asker, gpu: Gpu) -> GpuInfo:
     worked = asker.ask("gpm_worked")
     bus_id = text(asker.ask("PciBusId"))
     address = None if bus_id is None else parse_bus_id(bus_id)
-    links, active = _links(asker)
+    links, active = _links(asker) if gpu.parent is None else (None, None)
+    fabric = parse_fabric(asker.ask("FabricInfo") if gpu.parent is None else None)
+    multiprocessors, gpu_slices, compute_slices, _ = parts(asker.ask("Attributes"), 4)
+    split = gpu.parent is not None
     return GpuInfo(
         mono_ns=host.clock.mono_ns(),
         uuid=gpu.uuid,
@@ -110,6 +154,17 @@ def _row(host: Host, asker: _Asker, gpu: Gpu) -> GpuInfo:
         max_pcie_width=whole(asker.ask("MaxPcieLinkWidth")),
         nvlinks=links,
         nvlinks_active=active,
+        multiprocessors=whole(multiprocessors),
+        gpu_instance=whole(asker.ask("GpuInstanceId")) if split else None,
+        compute_instance=whole(asker.ask("ComputeInstanceId")) if split else None,
+        gpu_slices=whole(gpu_slices) if split else None,
+        compute_slices=whole(compute_slices) if split else None,
+        fabric_cluster=fabric.cluster,
+        fabric_clique=fabric.clique,
+        fabric_state=fabric.state,
+        fabric_status=fabric.status,
+        fabric_health=fabric.health,
+        fabric_health_mask=fabric.health_mask,
     )
 
 

@@ -7,7 +7,15 @@ recordings read as NULL in the new columns, newer ones are refused in a sentence
 from __future__ import annotations
 
 from whyidle.schema.agent import AgentSelf, ClockReading, CollectorError, Tick
-from whyidle.schema.gpu import GpuActivity, GpuInfo, GpuProcess, GpuState
+from whyidle.schema.gpu import (
+    GpuActivity,
+    GpuInfo,
+    GpuProcess,
+    GpuState,
+    GpuTotal,
+    GpuTraffic,
+)
+from whyidle.schema.gpu_link import GpuEvent, NvLink
 from whyidle.schema.machine import (
     BlockDevice,
     CgroupCpu,
@@ -35,13 +43,17 @@ TABLES: tuple[type[Row], ...] = (
     Cpu,
     FileUse,
     GpuActivity,
+    GpuEvent,
     GpuInfo,
     GpuProcess,
     GpuState,
+    GpuTotal,
+    GpuTraffic,
     LedgerMinute,
     LedgerTotal,
     Mount,
     NetLink,
+    NvLink,
     NvmeController,
     NvmeNamespace,
     NvmePath,
@@ -72,13 +84,17 @@ __all__ = [
     "Cpu",
     "FileUse",
     "GpuActivity",
+    "GpuEvent",
     "GpuInfo",
     "GpuProcess",
     "GpuState",
+    "GpuTotal",
+    "GpuTraffic",
     "LedgerMinute",
     "LedgerTotal",
     "Mount",
     "NetLink",
+    "NvLink",
     "NvmeController",
     "NvmeNamespace",
     "NvmePath",

@@ -36,18 +36,36 @@ class GpuInfo:
     max_pcie_width: int | None = gauge("Highest PCIe width.")
     nvlinks: int | None = gauge("NVLink links of the device.")
     nvlinks_active: int | None = gauge("NVLink links that are up.")
+    multiprocessors: int | None = gauge("SMs; for a MIG device its share.")
+    gpu_instance: int | None = label("Number of the GPU instance of a MIG device.")
+    compute_instance: int | None = label("Number of the compute instance of a MIG device.")
+    gpu_slices: int | None = gauge("Slices of the GPU instance, of the 7 or 8 of the whole GPU.")
+    compute_slices: int | None = gauge("Slices of the compute instance.")
+    fabric_cluster: str | None = label("UUID of the NVLink domain (nvmlGpuFabricInfo).")
+    fabric_clique: int | None = label("Clique in the domain: its GPUs reach each other by NVLink.")
+    fabric_state: str | None = label(
+        "Registration with the fabric: not_supported, not_started, in_progress or completed."
+    )
+    fabric_status: int | None = gauge("NVML's code of a completed registration; 0: it succeeded.")
+    fabric_health: str | None = label("healthy, unhealthy or limited_capacity.")
+    fabric_health_mask: int | None = gauge("Bits of NVML_GPU_FABRIC_HEALTH_MASK.")
 
 
 @table
 class GpuActivity:
-    """What a GPU did in one sampling window [t0, t1); consecutive windows touch."""
+    """What a GPU did in one sampling window [t0, t1); consecutive windows of a source touch."""
 
     TABLE: ClassVar[str] = "gpu_activity"
 
-    mono_ns: int = key("When the window ended; without GPM, when it was read.", unit="ns")
+    mono_ns: int = key("When the window ended.", unit="ns")
     uuid: str = key("NVML UUID of the GPU, or of the MIG device.")
-    source: str = label("gpm, or nvml where GPM is missing.")
-    t0_ns: int | None = gauge("Start of the window.", unit="ns")
+    source: str = label(
+        "gpm; without it nvml (the driver's own utilization) and dcgm (a local exporter, if asked "
+        "for); trace."
+    )
+    t0_ns: int | None = gauge(
+        "Start of the window; NULL in a first row without GPM, of unknown beginning.", unit="ns"
+    )
     t1_ns: int | None = gauge("End of the window.", unit="ns")
     gr_active_ratio: float | None = gauge("Graphics or compute engine busy (GPM 1).", unit="ratio")
     sm_active_ratio: float | None = gauge("SMs with a warp, mean over SMs (GPM 2).", unit="ratio")
@@ -59,29 +77,61 @@ class GpuActivity:
     pcie_rx_bytes: int | None = gauge("Got from the host in the window (GPM 21).", unit="bytes")
     nvlink_tx_bytes: int | None = gauge("Sent over NVLink in the window (GPM 61).", unit="bytes")
     nvlink_rx_bytes: int | None = gauge("Got over NVLink in the window (GPM 60).", unit="bytes")
-    pcie_tx_total_bytes: int | None = counter(
-        "Sent to the host, where GPM is missing (field 197): wraps every 4 GiB.",
-        unit="bytes",
-        bits=32,
-    )
-    pcie_rx_total_bytes: int | None = counter(
-        "Got from the host, where GPM is missing (field 198): wraps every 4 GiB.",
-        unit="bytes",
-        bits=32,
-    )
-    nvlink_tx_total_bytes: int | None = counter(
-        "Payload sent over all links (field 138, KiB of the driver in bytes).", unit="bytes"
-    )
-    nvlink_rx_total_bytes: int | None = counter(
-        "Payload received over all links (field 139, KiB of the driver in bytes).", unit="bytes"
-    )
     utilization_ratio: float | None = gauge(
-        "Time with a kernel resident, over the driver's own 1/6 s to 1 s; with GPM once a second.",
+        "Time with a kernel resident, as the driver counts it: over this window without GPM; with "
+        "GPM once a second, over its own 1/6 s to 1 s.",
         unit="ratio",
     )
     memory_utilization_ratio: float | None = gauge(
         "Time in which memory was read or written, over the same time.", unit="ratio"
     )
+    integer_active_ratio: float | None = gauge("Integer pipes busy (GPM 4).", unit="ratio")
+    tensor_hmma_ratio: float | None = gauge("Tensor, FP16 and BF16 (GPM 7).", unit="ratio")
+    tensor_imma_ratio: float | None = gauge("Tensor, integer (GPM 9).", unit="ratio")
+    tensor_dfma_ratio: float | None = gauge("Tensor, DFMA (GPM 6).", unit="ratio")
+    tensor_dmma_ratio: float | None = gauge("Tensor, DMMA (GPM 8).", unit="ratio")
+    fp64_active_ratio: float | None = gauge("FP64 pipes busy (GPM 11).", unit="ratio")
+    fp16_active_ratio: float | None = gauge("FP16 pipes busy (GPM 13).", unit="ratio")
+    c2c_tx_bytes: int | None = gauge("Sent over chip-to-chip links (GPM 100).", unit="bytes")
+    c2c_rx_bytes: int | None = gauge("Got over chip-to-chip links (GPM 101).", unit="bytes")
+
+
+@table
+class GpuTraffic:
+    """Byte counters of a GPU's links, read where GPM does not tell of them."""
+
+    TABLE: ClassVar[str] = "gpu_traffic"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    uuid: str = key("NVML UUID of the GPU.")
+    pcie_tx_bytes: int | None = counter(
+        "Sent to the host (field 197): wraps every 4 GiB.", unit="bytes", bits=32
+    )
+    pcie_rx_bytes: int | None = counter(
+        "Got from the host (field 198): wraps every 4 GiB.", unit="bytes", bits=32
+    )
+    nvlink_tx_bytes: int | None = counter(
+        "Payload sent over all links (field 138, KiB of the driver in bytes).", unit="bytes"
+    )
+    nvlink_rx_bytes: int | None = counter(
+        "Payload received over all links (field 139, KiB of the driver in bytes).", unit="bytes"
+    )
+
+
+@table
+class GpuTotal:
+    """Totals since boot, where GPU and driver offer them through GPM; read once a second."""
+
+    TABLE: ClassVar[str] = "gpu_total"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    uuid: str = key("NVML UUID of the GPU, or of the MIG device.")
+    sm_elapsed_cycles: int | None = counter("SM cycles that passed (GPM 248).")
+    sm_active_cycles: int | None = counter("SM cycles with a warp (GPM 249).")
+    tensor_active_cycles: int | None = counter("Tensor pipes busy (GPM 250).")
+    fp32_active_cycles: int | None = counter("FP32 pipes busy (GPM 259).")
+    pcie_tx_bytes: int | None = counter("Sent to the host (GPM 255).", unit="bytes")
+    pcie_rx_bytes: int | None = counter("Got from the host (GPM 256).", unit="bytes")
 
 
 @table
@@ -115,6 +165,8 @@ class GpuState:
     pcie_replays: int | None = counter("PCIe replays.", bits=32)
     ecc_corrected: int | None = counter("ECC errors corrected since driver load.")
     ecc_uncorrected: int | None = counter("ECC errors not corrected since driver load.")
+    remapped_corrected: int | None = counter("Rows remapped for corrected errors (field 142).")
+    remapped_uncorrected: int | None = counter("Rows remapped for uncorrected ones (field 143).")
     remap_pending: bool | None = gauge("Rows wait for a reset to be remapped.")
     remap_failed: bool | None = gauge("A row could not be remapped.")
     recovery_action: int | None = gauge(

@@ -12,7 +12,11 @@
 enum {
     FIELD_NVLINK5_XMIT_BYTES = 202,
     FIELD_NVLINK5_RCV_BYTES = 204,
+    FIELD_NVLINK5_RX_ERRORS = 208,
+    FIELD_NVLINK5_RECOVERIES_FAILED = 214,
     FIELD_NVLINK5_RECOVERY_EVENTS = 215,
+    FIELD_NVLINK5_EFFECTIVE_ERRORS = 219,
+    FIELD_NVLINK5_SYMBOL_ERRORS = 221,
     FIELD_RECOVERY_ACTION = 230,
     FIELD_SW_THERM_SLOWDOWN = 269,
     FIELD_HW_THERM_SLOWDOWN = 270,
@@ -117,6 +121,18 @@ static nvmlReturn_t link_field(const struct device *d, nvmlFieldValue_t *field) 
     case FIELD_NVLINK5_RECOVERY_EVENTS:
         REQUIRE_SUPPORT(blackwell);
         return put_long(field, link->recoveries);
+    case FIELD_NVLINK5_RX_ERRORS:
+        REQUIRE_SUPPORT(blackwell);
+        return put_long(field, link->rx_errors);
+    case FIELD_NVLINK5_RECOVERIES_FAILED:
+        REQUIRE_SUPPORT(blackwell);
+        return put_long(field, link->recoveries_failed);
+    case FIELD_NVLINK5_EFFECTIVE_ERRORS:
+        REQUIRE_SUPPORT(blackwell);
+        return put_long(field, link->effective_errors);
+    case FIELD_NVLINK5_SYMBOL_ERRORS:
+        REQUIRE_SUPPORT(blackwell);
+        return put_long(field, link->symbol_errors);
     default:
         return NVML_ERROR_NOT_SUPPORTED;
     }

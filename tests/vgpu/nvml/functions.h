@@ -88,6 +88,7 @@
     X(nvmlDeviceGetNvLinkVersion)               \
     X(nvmlDeviceGetNvLinkErrorCounter)          \
     X(nvmlDeviceGetNvLinkRemoteDeviceType)      \
+    X(nvmlDeviceGetNvLinkRemotePciInfo_v2)      \
     X(nvmlDeviceGetGpuFabricInfoV)              \
     X(nvmlDeviceGetGpuFabricInfo_v4)            \
     X(nvmlDeviceGetC2cModeInfoV)                \

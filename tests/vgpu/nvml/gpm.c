@@ -15,6 +15,9 @@
 #define SAMPLE_MAGIC 0x47504d53u
 #define BYTES_PER_MIB 1048576.0
 #define WHOLE_GPU 0xFFFFFFFFu
+#define METRIC_C2C_TOTAL_TX 100u
+#define METRIC_C2C_TOTAL_RX 101u
+#define METRIC_SM_CYCLES_ELAPSED 248u
 #define METRIC_DMMA_TENSOR_UTIL 8u /* the oldest header we build with lacks the name */
 
 struct nvmlGpmSample_st {
@@ -22,6 +25,7 @@ struct nvmlGpmSample_st {
     uint32_t slot;
     uint32_t gpu_instance; /* WHOLE_GPU: not of an instance */
     uint32_t links;
+    uint32_t c2c;
     uint64_t taken_ns; /* 0: never filled */
     uint8_t unsupported[STANDIN_METRICS / 8];
     int64_t counters[STANDIN_COUNTERS];
@@ -51,6 +55,7 @@ static void fill(struct nvmlGpmSample_st *sample, const struct device *d) {
     sample->slot = d->slot;
     sample->gpu_instance = d->mig == NULL ? WHOLE_GPU : d->mig->gpu_instance;
     sample->links = gpu->links;
+    sample->c2c = gpu->c2c;
     sample->taken_ns = now_ns;
 }
 
@@ -173,6 +178,38 @@ static bool link_metric(unsigned int id, uint32_t *link, bool *transmit) {
     return true;
 }
 
+static nvmlReturn_t describe(nvmlGpmMetric_t *metric, const char *name, const char *unit, double value) {
+    /* The header's pointers are not const, but nobody may write through them. */
+    metric->metricInfo.shortName = (char *)(uintptr_t)name;
+    metric->metricInfo.longName = (char *)(uintptr_t)name;
+    metric->metricInfo.unit = (char *)(uintptr_t)unit;
+    metric->value = value;
+    return NVML_SUCCESS;
+}
+
+/* Totals since boot, newer than the oldest header we build with: cycles of a clock of 1 GHz. */
+static const struct {
+    unsigned int id;
+    unsigned int counter;
+    const char *unit;
+} totals[] = {
+    {249, STANDIN_SM, "cycles"},       {250, STANDIN_TENSOR, "cycles"}, {251, STANDIN_DMMA, "cycles"},
+    {252, STANDIN_HMMA, "cycles"},     {253, STANDIN_IMMA, "cycles"},   {254, STANDIN_DFMA, "cycles"},
+    {255, STANDIN_PCIE_TX, "bytes"},   {256, STANDIN_PCIE_RX, "bytes"}, {257, STANDIN_INTEGER, "cycles"},
+    {258, STANDIN_FP64, "cycles"},     {259, STANDIN_FP32, "cycles"},   {260, STANDIN_FP16, "cycles"},
+};
+
+static bool total_metric(const struct window *w, nvmlGpmMetric_t *metric) {
+    if (metric->metricId == METRIC_SM_CYCLES_ELAPSED)
+        return describe(metric, "SM elapsed", "cycles", (double)w->second->taken_ns) == NVML_SUCCESS;
+    for (size_t i = 0; i < sizeof totals / sizeof *totals; i++) {
+        if (totals[i].id == metric->metricId)
+            return describe(metric, "Total", totals[i].unit,
+                            (double)w->second->counters[totals[i].counter]) == NVML_SUCCESS;
+    }
+    return false;
+}
+
 static const struct {
     unsigned int id;
     unsigned int counter;
@@ -195,15 +232,6 @@ static const struct {
     {NVML_GPM_METRIC_NVJPG_0_UTIL, STANDIN_JPG, "NVJPG 0 Util"},
     {NVML_GPM_METRIC_NVOFA_0_UTIL, STANDIN_OFA, "NVOFA 0 Util"},
 };
-
-static nvmlReturn_t describe(nvmlGpmMetric_t *metric, const char *name, const char *unit, double value) {
-    /* The header's pointers are not const, but nobody may write through them. */
-    metric->metricInfo.shortName = (char *)(uintptr_t)name;
-    metric->metricInfo.longName = (char *)(uintptr_t)name;
-    metric->metricInfo.unit = (char *)(uintptr_t)unit;
-    metric->value = value;
-    return NVML_SUCCESS;
-}
 
 static nvmlReturn_t activity(const struct window *w, nvmlGpmMetric_t *metric) {
     bool whole = w->second->gpu_instance == WHOLE_GPU;
@@ -231,9 +259,17 @@ static nvmlReturn_t traffic(const struct window *w, nvmlGpmMetric_t *metric) {
     case NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC:
         REQUIRE_SUPPORT(w->second->links > 0);
         return describe(metric, "NvLink TX", "MiB/s", all_links(w, STANDIN_NVLINK_TX));
+    case METRIC_C2C_TOTAL_TX:
+        REQUIRE_SUPPORT(w->second->c2c != 0);
+        return describe(metric, "C2C TX", "MiB/s", mib_per_second(w, STANDIN_C2C_TX));
+    case METRIC_C2C_TOTAL_RX:
+        REQUIRE_SUPPORT(w->second->c2c != 0);
+        return describe(metric, "C2C RX", "MiB/s", mib_per_second(w, STANDIN_C2C_RX));
     default:
         break;
     }
+    if (total_metric(w, metric))
+        return NVML_SUCCESS;
     if (!link_metric(metric->metricId, &link, &transmit))
         return activity(w, metric);
     REQUIRE_SUPPORT(link < w->second->links);

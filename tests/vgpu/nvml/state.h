@@ -82,6 +82,8 @@ enum standin_counter_id {
     STANDIN_THROTTLE_SW_THERMAL,
     STANDIN_THROTTLE_HW_THERMAL,
     STANDIN_THROTTLE_HW_POWER_BRAKE,
+    STANDIN_C2C_TX, /* bytes, from the GPU to the CPU of its module */
+    STANDIN_C2C_RX,
     STANDIN_NVLINK_TX,                                 /* bytes of data, one counter a link */
     STANDIN_NVLINK_RX = STANDIN_NVLINK_TX + STANDIN_LINKS,
     STANDIN_COUNTERS = STANDIN_NVLINK_RX + STANDIN_LINKS,
@@ -136,6 +138,10 @@ struct standin_link {
     uint32_t replays;
     uint32_t recoveries;
     uint32_t crc_errors;
+    uint32_t recoveries_failed; /* this and what follows: Blackwell and newer */
+    uint32_t rx_errors;
+    uint32_t effective_errors;
+    uint32_t symbol_errors;
 };
 
 struct standin_process {
@@ -195,7 +201,7 @@ struct standin_gpu {
     uint32_t mig_epoch;   /* raised with each new layout: MIG handles of the old one are invalid */
     uint32_t mig_count;
     uint32_t process_count;
-    uint32_t reserved;
+    uint32_t c2c; /* 1: it shares a module with a CPU */
     uint8_t gpm_unsupported[STANDIN_METRICS / 8];   /* bit per metric id */
     uint8_t field_unsupported[STANDIN_METRICS / 8]; /* bit per field id: older drivers know fewer */
     uint8_t fabric_cluster[16];

@@ -145,11 +145,29 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t handle, unsigned i
     return result;
 }
 
+/* Six switches, three links to each. */
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t handle, unsigned int link,
+                                                 nvmlPciInfo_t *pci) {
+    struct device d;
+    struct standin_link state;
+    ENTER_DEVICE(nvmlDeviceGetNvLinkRemotePciInfo_v2, handle, &d);
+    REQUIRE(pci != NULL);
+    nvmlReturn_t result = link_of(&d, link, &state);
+    if (result != NVML_SUCCESS)
+        return result;
+    REQUIRE_SUPPORT(state.active);
+    memset(pci, 0, sizeof *pci);
+    pci->bus = 5 + link / 3;
+    snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
+    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
+    return NVML_SUCCESS;
+}
+
 nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t handle, nvmlC2cModeInfo_v1_t *info) {
     struct device d;
     ENTER_DEVICE(nvmlDeviceGetC2cModeInfoV, handle, &d);
     REQUIRE(info != NULL);
-    info->isC2cEnabled = 0; /* no board here shares a module with a CPU */
+    info->isC2cEnabled = d.gpu->c2c;
     return NVML_SUCCESS;
 }
 
