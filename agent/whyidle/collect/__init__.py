@@ -17,6 +17,7 @@ from whyidle.collect.gpu_state import GPU_STATE
 from whyidle.collect.gpu_total import GPU_TOTAL
 from whyidle.collect.mount import MOUNT
 from whyidle.collect.net_link import NET_LINK
+from whyidle.collect.nfs import NFS
 from whyidle.collect.nvme import NVME
 from whyidle.collect.pressure import PRESSURE
 from whyidle.collect.probe import PROBE
@@ -43,4 +44,5 @@ ALL: tuple[Collector, ...] = (
     MOUNT,
     FILE_USE,
     NVME,
+    NFS,
 )

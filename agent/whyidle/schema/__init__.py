@@ -28,7 +28,16 @@ from whyidle.schema.probe import Probe, ProbeEvent, ProbeInfo, ProbeLoader
 from whyidle.schema.process import Process, ProcessInfo
 from whyidle.schema.run import RunInfo, TraceStep
 from whyidle.schema.settled import LedgerMinute, LedgerTotal, Settled, SettledGpu, Settlement
-from whyidle.schema.storage import FileUse, Mount, NvmeController, NvmeNamespace, NvmePath
+from whyidle.schema.storage import (
+    FileUse,
+    Mount,
+    NfsMount,
+    NfsOp,
+    NfsTransport,
+    NvmeController,
+    NvmeNamespace,
+    NvmePath,
+)
 from whyidle.table import Row
 
 VERSION = 1
@@ -53,6 +62,9 @@ TABLES: tuple[type[Row], ...] = (
     LedgerTotal,
     Mount,
     NetLink,
+    NfsMount,
+    NfsOp,
+    NfsTransport,
     NvLink,
     NvmeController,
     NvmeNamespace,
@@ -94,6 +106,9 @@ __all__ = [
     "LedgerTotal",
     "Mount",
     "NetLink",
+    "NfsMount",
+    "NfsOp",
+    "NfsTransport",
     "NvLink",
     "NvmeController",
     "NvmeNamespace",

@@ -137,3 +137,103 @@ class NvmePath:
     retries: int | None = counter("Commands sent again (diag/command_retry_count).")
     command_errors: int | None = counter("Commands that failed (diag/command_error_count).")
     failovers: int | None = counter("I/O moved to another path (diag/multipath_failover_count).")
+
+
+@table
+class NfsMount:
+    """An NFS mount (/proc/self/mountstats), once a second; its connections are added up.
+
+    Bind mounts of one file system have one row. What is in flight is sends - receives: a server
+    that hangs completes nothing, so that no operation of nfs_op counts it.
+    """
+
+    TABLE: ClassVar[str] = "nfs_mount"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    mount_point: str = key("Where it is mounted, as in mount.")
+    device: str | None = label("As in mount; NULL where mountinfo does not list it.")
+    server: str = label("Host before the colon of the source.")
+    export: str = label("Path after it.")
+    version: str | None = label("3, 4.0, 4.1 or 4.2.")
+    protocol: str | None = label("tcp, udp or rdma.")
+    security: str | None = label("sys, krb5, krb5i, krb5p ...")
+    hard: bool | None = gauge("Whether requests are tried for ever; else they fail (soft).")
+    transfer_read_bytes: int | None = gauge("Largest read (rsize).", unit="bytes")
+    transfer_write_bytes: int | None = gauge("Largest write (wsize).", unit="bytes")
+    timeout_ms: int | None = gauge("When a request is sent again (timeo).", unit="ms")
+    age_ns: int | None = gauge("Time since it was mounted; counters begin there.", unit="ns")
+    connections: int = gauge("Connections (nconnect).")
+    shares_with: str | None = label("Another mount point that has the very same connections.")
+    read_bytes: int | None = counter("Asked of read() and found, page cache too.", unit="bytes")
+    write_bytes: int | None = counter("Given to write().", unit="bytes")
+    direct_read_bytes: int | None = counter("The same with O_DIRECT.", unit="bytes")
+    direct_write_bytes: int | None = counter("The same with O_DIRECT.", unit="bytes")
+    server_read_bytes: int | None = counter("Read from the server.", unit="bytes")
+    server_write_bytes: int | None = counter("Written to the server.", unit="bytes")
+    opens: int | None = counter("Files opened.")
+    lookups: int | None = counter("Names looked up.")
+    attribute_checks: int | None = counter("Cached attributes checked (inode_revalidates).")
+    cache_drops: int | None = counter("Cached pages of a file dropped (data_invalidates).")
+    delays: int | None = counter("Times that the server said: later (JUKEBOX, DELAY).")
+    pnfs_reads: int | None = counter("Reads sent to pNFS data servers.")
+    connects: int | None = counter("Connections made, the first ones too.")
+    sends: int | None = counter("Requests sent.")
+    receives: int | None = counter("Replies received.")
+    bad_replies: int | None = counter("Replies to no known request (bad XIDs).")
+    outstanding_sum: int | None = counter(
+        "Requests in flight, added up over sends: per send, their mean (req_u)."
+    )
+    backlog_sum: int | None = counter(
+        "Requests without a slot, added up over sends: per send, their mean (bklog_u)."
+    )
+    slots: int | None = gauge("Most slots that a connection used; NULL for RDMA.")
+
+
+@table
+class NfsTransport:
+    """A connection of an NFS mount (xprt of mountstats), every ten seconds."""
+
+    TABLE: ClassVar[str] = "nfs_transport"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    mount_point: str = key("As in nfs_mount.")
+    number: int = key("Which connection of the mount, from 0.")
+    protocol: str = label("tcp, udp, rdma or local.")
+    port: int | None = label("Port of this side; NULL for RDMA.")
+    connects: int | None = counter("Times that it was made.")
+    connecting_ns: int | None = counter("Time that making it took.", unit="ns")
+    idle_ns: int | None = gauge("Time since it was used.", unit="ns")
+    sends: int | None = counter("Requests sent.")
+    receives: int | None = counter("Replies received.")
+    bad_replies: int | None = counter("Replies to no known request (bad XIDs).")
+    outstanding_sum: int | None = counter("As in nfs_mount.")
+    backlog_sum: int | None = counter("As in nfs_mount.")
+    slots: int | None = gauge("Most slots used; NULL for RDMA and old kernels.")
+    rdma_request_bytes: int | None = counter("Moved by RDMA with requests.", unit="bytes")
+    rdma_reply_bytes: int | None = counter("Moved by RDMA with replies.", unit="bytes")
+    rdma_registrations: int | None = counter("Buffers registered (hardway).")
+    rdma_failures: int | None = counter("Requests or replies of RDMA that failed.")
+
+
+@table
+class NfsOp:
+    """An operation of an NFS mount, once a second, if it was ever used (mountstats, per-op).
+
+    Times are sums over completed operations: queue is waiting on this side for a slot, rtt is
+    network and server, execute is all of it.
+    """
+
+    TABLE: ClassVar[str] = "nfs_op"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    mount_point: str = key("As in nfs_mount.")
+    op: str = key("Name of the protocol, such as READ.")
+    ops: int | None = counter("Operations completed.")
+    transmissions: int | None = counter("Times sent: more than ops means sent again.")
+    timeouts: int | None = counter("Major time-outs.")
+    sent_bytes: int | None = counter("Bytes sent.", unit="bytes")
+    received_bytes: int | None = counter("Bytes received.", unit="bytes")
+    queue_ms: int | None = counter("Waited to be sent.", unit="ms")
+    rtt_ms: int | None = counter("From being sent to the reply.", unit="ms")
+    execute_ms: int | None = counter("From the request to its end.", unit="ms")
+    errors: int | None = counter("Ended with an error; NULL before RPC iostats 1.1.")
