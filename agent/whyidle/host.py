@@ -87,6 +87,18 @@ class NvmlSource(Protocol):
         ...
 
 
+class EventSource(Protocol):
+    """Something that reports by itself; used by one thread at a time."""
+
+    def read(self) -> list[str]:
+        """Return the next reports, a bounded number, without waiting. Raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; the next read opens it anew."""
+        ...
+
+
 class Host(Protocol):
     """The questions. Paths have no leading slash. One thread at a time uses one Host."""
 
@@ -124,7 +136,7 @@ class Host(Protocol):
         ...
 
     def events(self, source: str) -> tuple[Event, ...]:
-        """Return what `source` reported since it was last asked: "kmsg". Raises OSError.
+        """Return what `source` reported since it was last asked: "kmsg", "links". Raises OSError.
 
         A call returns a bounded number; the rest comes with the next. The first call returns what
         the source still holds.
@@ -168,7 +180,7 @@ class LiveHost:
     next question opens anew.
     """
 
-    __slots__ = ("_askers", "_clock", "_kept", "_kmsg", "_limit", "_nvml", "_root")
+    __slots__ = ("_askers", "_clock", "_kept", "_limit", "_nvml", "_root", "_sources")
 
     def __init__(
         self,
@@ -177,6 +189,7 @@ class LiveHost:
         *,
         nvml: NvmlSource | None = None,
         askers: Mapping[str, Asker] | None = None,
+        sources: Mapping[str, EventSource] | None = None,
         descriptor_limit: int = DESCRIPTOR_LIMIT,
     ) -> None:
         self._root = root.rstrip("/") + "/"
@@ -184,7 +197,10 @@ class LiveHost:
         self._nvml = nvml
         self._askers = dict(askers or {})
         self._kept: dict[str, _Kept] = {}
-        self._kmsg = Kmsg(self._root + "dev/kmsg")
+        self._sources: dict[str, EventSource] = {
+            "kmsg": Kmsg(self._root + "dev/kmsg"),
+            **(sources or {}),
+        }
         self._limit = descriptor_limit
 
     @property
@@ -249,13 +265,14 @@ class LiveHost:
         return self._askers[question](*args)
 
     def events(self, source: str) -> tuple[Event, ...]:
-        """Return new records of the kernel log, for "kmsg"; there is no other source."""
-        if source != "kmsg":
+        """Return what a source has; a recorded tree has no source but a log, if it has one."""
+        if source not in self._sources:
             raise FileNotFoundError(2, "no such source of events", source)
         try:
-            records = self._kmsg.read()
+            records = self._sources[source].read()
         except OSError as error:
-            raise type(error)(error.errno, error.strerror, "dev/kmsg") from None
+            where = "dev/kmsg" if source == "kmsg" else source
+            raise type(error)(error.errno, error.strerror, where) from None
         now = self._clock.mono_ns()
         return tuple(Event(mono_ns=now, text=text) for text in records)
 
@@ -267,7 +284,8 @@ class LiveHost:
     def close(self) -> None:
         """Close every kept descriptor and the NVML source."""
         self.forget("")
-        self._kmsg.close()
+        for source in self._sources.values():
+            source.close()
         if self._nvml is not None:
             self._nvml.close()
 
@@ -276,8 +294,8 @@ class LiveHost:
         # `_kept` is missing if the constructor was called wrongly.
         for kept in getattr(self, "_kept", {}).values():
             os.close(kept.fd)
-        if hasattr(self, "_kmsg"):
-            self._kmsg.close()
+        for source in getattr(self, "_sources", {}).values():
+            source.close()
 
     def _open(self, path: str, keep: bool) -> _Kept:
         # O_NONBLOCK: opening a FIFO that somebody put in our way must not wait for its writer.

@@ -10,8 +10,11 @@ from pathlib import Path
 
 from whyidle.ask import askers
 from whyidle.clock import Clock
+from whyidle.ethtool import Ethtool
 from whyidle.host import Answer, Argument, LiveHost, NvmlSource
+from whyidle.link_events import LinkEvents
 from whyidle.nvml import Nvml
+from whyidle.socket_diag import connections, socket_inodes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,15 +72,21 @@ def live_host(
     `nvml` stands in for the machine's own.
     """
     shared = watched if watched is not None else Watched()
+    ethtool = Ethtool()
     return LiveHost(
         root,
         clock,
         nvml=nvml if nvml is not None else Nvml(clock, on_processes=shared.found),
         askers={
             **askers(clock),
+            "connections": connections,
+            "ethtool_names": ethtool.names,
+            "ethtool_values": ethtool.values,
             "net_namespace": partial(_net_namespace, root),
             "open_files": partial(_open_files, root),
+            "socket_inodes": partial(socket_inodes, root),
             "probe_folders": lambda: shared.probe_folders,
             "watched": shared.answer,
         },
+        sources={"links": LinkEvents()},
     )

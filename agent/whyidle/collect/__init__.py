@@ -7,6 +7,7 @@ from whyidle.collect.cgroup_cpu import CGROUP_CPU
 from whyidle.collect.clocks import CLOCKS
 from whyidle.collect.collector import Collector
 from whyidle.collect.cpu import CPU
+from whyidle.collect.ethtool_port import ETHTOOL_PORT
 from whyidle.collect.file_use import FILE_USE
 from whyidle.collect.gpu_activity import GPU_ACTIVITY
 from whyidle.collect.gpu_event import GPU_EVENT
@@ -19,9 +20,15 @@ from whyidle.collect.mount import MOUNT
 from whyidle.collect.net_link import NET_LINK
 from whyidle.collect.nfs import NFS
 from whyidle.collect.nvme import NVME
+from whyidle.collect.pcie_gpudirect import GPUDIRECT
+from whyidle.collect.pcie_link import PCIE_LINK
 from whyidle.collect.pressure import PRESSURE
 from whyidle.collect.probe import PROBE
 from whyidle.collect.process import PROCESS
+from whyidle.collect.rdma_info import RDMA_INFO
+from whyidle.collect.rdma_port import RDMA_PORT
+from whyidle.collect.socket_tcp import TCP_SOCKET
+from whyidle.collect.topology import TOPOLOGY
 from whyidle.collect.vmstat import VMSTAT
 
 ALL: tuple[Collector, ...] = (
@@ -45,4 +52,11 @@ ALL: tuple[Collector, ...] = (
     FILE_USE,
     NVME,
     NFS,
+    RDMA_PORT,
+    RDMA_INFO,
+    ETHTOOL_PORT,
+    PCIE_LINK,
+    TOPOLOGY,
+    GPUDIRECT,
+    TCP_SOCKET,
 )

@@ -14,11 +14,12 @@ from typing import TypeVar
 
 from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
+from whyidle.collect.link_watch import LinkWatch
 from whyidle.collect.namespace import OWN, net_namespace
 from whyidle.collect.numbers import whole, wholes
 from whyidle.collect.watched import watched_pids
 from whyidle.host import Host
-from whyidle.schema import NetLink
+from whyidle.schema import LinkEvent, NetLink
 
 _T = TypeVar("_T")
 
@@ -116,6 +117,11 @@ class _Kept:
             self.links = _links(host)
             self._find_strangers(host)
 
+    def shown(self) -> dict[str, bool | None]:
+        """Return the interfaces that count, and whether each is up."""
+        physical = any(link.physical for link in self.links.values())
+        return {name: link.up for name, link in self.links.items() if link.physical or not physical}
+
     def _find_strangers(self, host: Host) -> None:
         """Find a process in each network namespace that a rank has to itself."""
         self.strangers, self.refused = {}, None
@@ -135,15 +141,18 @@ class _Kept:
 def make() -> Collect:
     """Return the collector."""
     kept = _Kept()
+    watch = LinkWatch()
 
-    def collect(host: Host) -> Iterator[NetLink | Problem]:
+    def collect(host: Host) -> Iterator[NetLink | LinkEvent | Problem]:
         try:
             text = host.read("proc/net/dev")
         except FileNotFoundError:
             raise NoData("the kernel has no network (no /proc/net/dev)") from None
+        reports = yield from watch.listen(host)
         mono_ns = host.clock.mono_ns()
         kept.refresh(host, mono_ns, text.count("\n"))
         yield from parse(text, mono_ns, kept.links)
+        yield from watch.rows(reports, kept.shown())
         for namespace, pid in kept.strangers.items():
             try:
                 # Kept open it would keep the namespace alive after its last process.

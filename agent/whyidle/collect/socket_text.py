@@ -1,0 +1,109 @@
+"""Connections in the kernel's answer about TCP sockets (sock_diag).
+
+Source: struct inet_diag_msg of <linux/inet_diag.h>, struct tcp_info of <linux/tcp.h>, which only
+ever grows at its end: what an older kernel leaves out is None.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from whyidle.host import Answer
+
+_HEAD = struct.Struct("=IHHII")
+_MESSAGE_BYTES = 72
+_DONE, _ERROR = 3, 2
+_PORTS = struct.Struct(">HH")
+# cookie, then queues, user and inode.
+_IDS = struct.Struct("=Q4xIIII")
+_ATTRIBUTE = struct.Struct("=HH")
+_INET_DIAG_INFO = 2
+# rtt; retransmits; received; busy, receiver limited, sender limited; sent; out of order.
+_INFO = struct.Struct("=68xI28xI24xQ32xQQQ8xQ16xI")
+# How long the structure must be for each of these.
+_LEAST = (72, 104, 136, 176, 184, 192, 208, 228)
+
+
+class Connection(NamedTuple):
+    """A TCP connection; what the kernel does not tell is None.
+
+    `cookie` names it as long as it lives. `inode` is that of its socket, 0 if it has none.
+    `totals` are in the order of TOTALS.
+    """
+
+    cookie: int
+    inode: int
+    user_id: int
+    peer_port: int
+    rx_queue_bytes: int
+    tx_queue_bytes: int
+    rtt_us: int | None
+    totals: tuple[int | None, ...]
+
+
+TOTALS = (
+    "retransmits",
+    "rx_bytes",
+    "busy_us",
+    "receiver_limited_us",
+    "sender_limited_us",
+    "tx_bytes",
+    "out_of_order",
+)
+NOTHING: tuple[int | None, ...] = (None,) * len(TOTALS)
+
+
+def parse_answer(answer: Answer) -> bytes:
+    """Return the messages of an answer to "connections"; raises ValueError."""
+    if not isinstance(answer, tuple | list) or not all(isinstance(one, str) for one in answer):
+        raise ValueError(f"connections: {answer!r:.80} is no list of messages in hex")
+    try:
+        return b"".join([bytes.fromhex(str(piece)) for piece in answer])
+    except ValueError:
+        raise ValueError(f"connections: {answer!r:.80} is no hex") from None
+
+
+def parse(data: bytes) -> Iterator[Connection]:
+    """Yield the connections of netlink messages; raises ValueError on what is cut off."""
+    at = 0
+    while at < len(data):
+        if at + _HEAD.size > len(data):
+            raise ValueError(f"connections: {len(data) - at} bytes are no message")
+        length, kind, _, _, _ = _HEAD.unpack_from(data, at)
+        if length < _HEAD.size or at + length > len(data):
+            raise ValueError(f"connections: a message of {length} bytes is cut off")
+        if kind > _DONE:
+            yield _connection(data, at + _HEAD.size, at + length)
+        at += length + 3 & ~3
+
+
+def _connection(data: bytes, at: int, end: int) -> Connection:
+    if end - at < _MESSAGE_BYTES:
+        raise ValueError(f"connections: a message of {end - at} bytes is too short")
+    _, peer_port = _PORTS.unpack_from(data, at + 4)
+    cookie, rx_queue, tx_queue, user_id, inode = _IDS.unpack_from(data, at + 44)
+    rtt, totals = None, NOTHING
+    attribute = at + _MESSAGE_BYTES
+    while attribute + _ATTRIBUTE.size <= end:
+        size, kind = _ATTRIBUTE.unpack_from(data, attribute)
+        if size < _ATTRIBUTE.size or attribute + size > end:
+            raise ValueError(f"connections: an attribute of {size} bytes is cut off")
+        if kind == _INET_DIAG_INFO:
+            rtt, totals = _info(data, attribute + _ATTRIBUTE.size, attribute + size)
+            break
+        attribute += size + 3 & ~3
+    return Connection(cookie, inode, user_id, peer_port, rx_queue, tx_queue, rtt, totals)
+
+
+def _info(data: bytes, at: int, end: int) -> tuple[int | None, tuple[int | None, ...]]:
+    if end - at >= _INFO.size:
+        rtt, *rest = _INFO.unpack_from(data, at)
+        return rtt, tuple(rest)
+    short = data[at:end].ljust(_INFO.size, b"\0")
+    known = [
+        value if end - at >= least else None
+        for value, least in zip(_INFO.unpack(short), _LEAST, strict=True)
+    ]
+    return known[0], tuple(known[1:])
