@@ -1,0 +1,1 @@
+"""Rules while a node records: the keeper's evaluator, and the ledger that it settled."""
