@@ -120,6 +120,7 @@ CAUSES: tuple[Cause, ...] = (
         colour="#4d7c0f",
         subcauses={
             "startup": "the job was starting",
+            "shutdown": "the job was ending",
             "evaluation": "the job was evaluating",
             "restart": "the job was restarting",
             "no_job": "no job had the GPU",

@@ -77,6 +77,7 @@ TRACED: tuple[Column, ...] = (
     _seconds("empty_s", "No kernel was resident; copies alone are not work."),
     _seconds("spinning_s", "Kernels were resident and none computed."),
     _seconds("gap_s", "Whole stretch without a kernel that the window is a piece of."),
+    _seconds("underfilled_s", "Part of working_s in which kernels may have only polled a peer."),
     _share_of_empty("data_wait_s", "The launching thread waited in its DataLoader."),
     Column(
         name="data_workers",
@@ -154,6 +155,7 @@ _RECORDED: tuple[Column, ...] = (
     _ratio("node_cpu_busy_ratio", "Share of the node's CPU time that was used."),
     _share_of_empty("no_process_s", "No process had the GPU."),
     _share_of_empty("startup_s", "A process had started and had run no kernel on the GPU yet."),
+    _share_of_empty("shutdown_s", "A process ended, and had run its last kernel on the GPU."),
     _share_of_empty("writing_s", "The launching process was writing to storage, in bulk."),
     _share_of_empty("other_phase_s", "The launching thread was in a phase that it named itself."),
     _share_of_empty("main_run_s", "The launching thread ran on a CPU, in none of the above."),

@@ -21,6 +21,7 @@ class RunInfo:
     uuid: str | None = label("Identity of the GPU.")
     gpu_name: str | None = label("Product name of the GPU.")
     pid: int | None = label("Process id of the rank.")
+    communicates: bool | None = label("Whether it ran collectives, or sent and received.")
     source: str | None = label("File that a trace was read from.")
     t0_ns: int | None = gauge("First GPU event, clock of the trace.", unit="ns")
     t1_ns: int | None = gauge("End of the last GPU event.", unit="ns")

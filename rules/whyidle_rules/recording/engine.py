@@ -16,7 +16,7 @@ from whyidle.clock import NS_PER_S
 from whyidle_rules import evidence
 from whyidle_rules.allocate import allocate
 from whyidle_rules.compile_levels import quoted
-from whyidle_rules.recording import phases, processes, surroundings, windows
+from whyidle_rules.recording import phases, processes, ranks, surroundings, windows
 from whyidle_rules.recording.fill import Known, gpu_evidence
 from whyidle_rules.recording.series import Array
 from whyidle_rules.recording.spans import Machine
@@ -54,7 +54,8 @@ def evaluate(
     # What is only inferred says so, whatever the rule that took it is worth elsewhere.
     con.execute(
         "UPDATE grants SET grade = 'inferred' FROM evidence e WHERE e.window_id = grants.window_id"
-        " AND grants.\"group\" = 'input' AND e.data_wait_inferred"
+        " AND (grants.pool = 'spinning'"
+        "  OR (grants.\"group\" = 'input' AND e.data_wait_inferred))"
     )
     return filled
 
@@ -96,6 +97,7 @@ def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) 
         node=processes.load(con, *where, since, until),
         told=phases.load(con, *where, since, until),
         around=surroundings.load(con, *where, since, until),
+        ranks=ranks.load(con, *where),
     )
 
 

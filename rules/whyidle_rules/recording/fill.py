@@ -15,9 +15,10 @@ import numpy as np
 from whyidle.clock import NS_PER_S
 from whyidle_rules import evidence
 from whyidle_rules.intervals import Ints
-from whyidle_rules.recording import phases
+from whyidle_rules.recording import phases, spin
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.processes import Identity, Node, Proc
+from whyidle_rules.recording.ranks import Rank
 from whyidle_rules.recording.series import Array, Floats, Truths, counter
 from whyidle_rules.recording.surroundings import Surroundings
 from whyidle_rules.recording.threads import GAP_NS, Shares, shares
@@ -31,6 +32,8 @@ WHOLLY_EMPTY_RATIO = 0.02
 SATURATED_RATIOS = (0.7, 0.9)
 # Written in one empty stretch by the launching process: more than a log, less than any checkpoint.
 BULK_WRITE_BYTES = 4 << 20
+# Longer than this after its last kernel, a process was not just ending.
+SHUTDOWN_NS = 15 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,20 @@ class Known:
     node: Node
     told: Mapping[Identity, Told]
     around: Surroundings
+    ranks: Mapping[str, Rank]
+
+    def communicates(self, gpu: Gpu) -> bool:
+        """Say whether the GPU is seen to communicate with others of its job."""
+        for proc in self.node.launchers(gpu.uuid):
+            told = self.told.get(proc.identity)
+            world = (told.info.get("world_size") if told else None) or proc.info.get("world_size")
+            kinds = (proc.info.get("thread_kinds") or "").split(",")
+            if "nccl" in kinds and (world is None or world > 1):
+                return True
+            if gpu.linked and world is not None and world > 1:
+                return True
+        rank = self.ranks.get(gpu.uuid)
+        return rank is not None and rank.communicates and (rank.world_size or 2) > 1
 
 
 class _Table:
@@ -69,17 +86,35 @@ def gpu_evidence(gpu: Gpu, known: Known) -> dict[str, Array]:
     table.put("t1_ns", every, gpu.t1)
     table.put("d_s", every, length)
     table.put("empty_s", every, empty)
-    table.put("spinning_s", every, 0.0)
-    table.put("working_s", every, length - empty)
+    _spinning(table, gpu, known)
     table.put("gap_s", every, _gaps(gpu))
     table.put("node", every, gpu.node)
     table.put("uuid", every, gpu.uuid)
     if gpu.index is not None:
         table.put("gpu", every, float(gpu.index))
+    if gpu.uuid in known.ranks:
+        own = known.ranks[gpu.uuid]
+        table.put("rank", every, np.nan if own.rank is None else float(own.rank))
+        world = own.world_size
+        table.put("world_size", every, np.nan if world is None else float(world))
     _lifecycle(table, gpu, known, empty)
     for rows, proc in stints(gpu, known):
         _of_process(table, gpu, known, proc, rows)
     return table.columns
+
+
+def _spinning(table: _Table, gpu: Gpu, known: Known) -> None:
+    every = slice(0, len(gpu.t0))
+    length = gpu.length / 1e9
+    fill = spin.compute_fill(gpu.busy, gpu.sm)
+    least, most = spin.spinning(gpu.busy, gpu.sm, fill)
+    if not known.communicates(gpu):
+        least, most = np.zeros(len(least)), np.zeros(len(most))
+    table.put("spinning_s", every, length * least)
+    table.put("working_s", every, length * (gpu.busy - least))
+    if not np.isnan(gpu.sm).all():
+        table.put("underfilled_s", every, length * (most - least))
+        table.put("coll_s", every, length * least)
 
 
 def stints(gpu: Gpu, known: Known) -> list[tuple[slice, Proc]]:
@@ -116,8 +151,7 @@ def _lifecycle(table: _Table, gpu: Gpu, known: Known, empty: Floats) -> None:
     """Tell when no process had the GPU, and when one had not begun to use it."""
     rows = slice(0, len(gpu.t0))
     launchers = known.node.launchers(gpu.uuid)
-    present = np.zeros(len(gpu.t0), dtype=bool)
-    starting = np.zeros(len(gpu.t0), dtype=bool)
+    present, starting, ending = (np.zeros(len(gpu.t0), dtype=bool) for _ in range(3))
     active = np.flatnonzero(gpu.busy > 0)
     for proc in launchers:
         alive = (gpu.t1 > proc.begin_ns) & (gpu.t0 < proc.end_ns)
@@ -125,11 +159,16 @@ def _lifecycle(table: _Table, gpu: Gpu, known: Known, empty: Floats) -> None:
         used = active[(gpu.t1[active] > proc.begin_ns) & (gpu.t0[active] < proc.end_ns)]
         if len(used):
             starting |= alive & (gpu.t1 <= gpu.t0[used[0]])
+            # A job that hangs and is killed at last was not ending all the while.
+            brief = proc.end_ns - gpu.t1[used[-1]] <= SHUTDOWN_NS
+            if brief and proc.end_ns < gpu.t1[-1]:
+                ending |= alive & (gpu.t0 >= gpu.t1[used[-1]])
     # Who lists processes badly, as inside a container, would say that nobody computed.
     if known.node.listed and not (gpu.busy[~present] > 0).any():
         table.put("no_process_s", rows, np.where(present, 0.0, empty))
     if launchers:
         table.put("startup_s", rows, np.where(starting, empty, 0.0))
+        table.put("shutdown_s", rows, np.where(ending, empty, 0.0))
 
 
 def _of_process(table: _Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -> None:
@@ -159,12 +198,14 @@ def _of_process(table: _Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) 
     _reads(table, known, sources, rows, centres)
     _cpus(table, known, sources, rows, centres)
     certain = dict(inside)
-    startup = table.columns["startup_s"][rows]
-    certain["startup_s"] = certain["startup_s"] + np.nan_to_num(startup) * 1e9
-    if told is not None:
-        # Before the first kernel a wait for data is one; everything else is start-up.
-        busy_with = sum(v for k, v in inside.items() if k not in ("startup_s", "evaluation_s"))
-        certain["startup_s"] = np.maximum(0.0, certain["startup_s"] - busy_with)
+    # Before the first kernel a wait for data is one, and after the last a checkpoint; everything
+    # else is start-up, or the end.
+    busy_with = sum(v for k, v in inside.items() if k not in ("startup_s", "evaluation_s"))
+    for name in ("startup_s", "shutdown_s"):
+        own = np.nan_to_num(table.columns[name][rows]) * 1e9
+        if told is not None:
+            own = np.maximum(0.0, own - busy_with)
+        certain[name] = certain.get(name, 0.0) + own
     _share_out(table, gpu, rows, certain, covered, told is not None)
     _rest(table, gpu, proc, rows, main)
 
@@ -262,7 +303,7 @@ def _share_out(
     scale = np.minimum(1.0, empty / np.maximum(total, 1e-12))
     for name, values in certain.items():
         seconds = values / 1e9 * scale
-        if name == "startup_s":
+        if name in ("startup_s", "shutdown_s"):
             table.put(name, rows, seconds)
         elif probed:
             table.put(name, rows, np.where(covered, seconds, np.nan))
@@ -280,7 +321,7 @@ def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares) -> Non
     """
     length = gpu.length[rows] / 1e9
     left = length * (1.0 - gpu.busy[rows])
-    for name in (*phases.COLUMNS, "no_process_s"):
+    for name in (*phases.COLUMNS, "no_process_s", "shutdown_s"):
         left = left - np.nan_to_num(table.columns[name][rows])
     left = np.maximum(left, 0.0)
     awake = main.run + main.ready + main.io

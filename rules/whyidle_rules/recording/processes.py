@@ -109,6 +109,14 @@ def load(
             here,
         ).fetchall()
     }
+    closed = {
+        (int(pid), int(start)): int(ns)
+        for pid, start, ns in con.execute(
+            "SELECT pid, start_ns, max(closed_ns) FROM probe_info"
+            " WHERE node = $node AND boot_id = $boot AND closed_ns IS NOT NULL GROUP BY ALL",
+            here,
+        ).fetchall()
+    }
     found = Node()
     for (pid, start_ns), rows in fetch(con, _QUERY, at).groups("pid", "start_ns").items():
         who = (int(pid), int(start_ns))
@@ -121,7 +129,8 @@ def load(
             kind=kinds[-1] if kinds else info.get("kind"),
             parent_pid=_whole(rows["parent_pid"][-1]),
             begin_ns=min(began, first),
-            end_ns=last + _UNSEEN_NS,
+            # A process says when Python ends, and is gone a moment later.
+            end_ns=max(last, closed[who]) if who in closed else last + _UNSEEN_NS,
             rows=rows,
             info=info,
         )

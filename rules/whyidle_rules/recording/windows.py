@@ -13,13 +13,16 @@ from whyidle_rules.recording.series import Columns, Floats, fetch
 
 # Without windows of its own a GPU's utilization stands for the time since the reading before.
 STALE_NS = 2 * NS_PER_S
+# In one window: less is heartbeats of the links themselves.
+LINKED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A GPU of a node and its windows, in order and apart; `busy` is the share with kernels.
 
-    `sm` is the mean share of SMs with a warp, NaN where it was not measured.
+    `sm` is the mean share of SMs with a warp, NaN where it was not measured; `linked` says whether
+    bytes went over NVLink at all.
     """
 
     node: str
@@ -33,6 +36,7 @@ class Gpu:
     sm: Floats
     source: str
     unknown_ns: int
+    linked: bool = False
 
     @property
     def length(self) -> Ints:
@@ -64,7 +68,8 @@ def load(con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | N
     rows = fetch(
         con,
         "SELECT node, boot_id, uuid, source, mono_ns, t0_ns, t1_ns, gr_active_ratio,"
-        " sm_active_ratio, utilization_ratio FROM gpu_activity"
+        " sm_active_ratio, utilization_ratio, (coalesce(nvlink_tx_bytes, 0)"
+        " + coalesce(nvlink_rx_bytes, 0))::DOUBLE AS nvlink_bytes FROM gpu_activity"
         " WHERE mono_ns > $since AND mono_ns <= $until ORDER BY node, boot_id, uuid, mono_ns",
         {
             "since": -(1 << 62) if since_ns is None else since_ns,
@@ -103,6 +108,7 @@ def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name:
     measured = ~np.isnan(rows["gr_active_ratio"].astype(np.float64))
     windowed = measured & ~np.isnan(rows["t0_ns"].astype(np.float64))
     source = "nvml"
+    linked = bool((rows["nvlink_bytes"] > LINKED_BYTES).any())
     if windowed.any():
         rows = rows.where(windowed)
         source = str(rows["source"][0])
@@ -133,6 +139,7 @@ def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name:
         busy=np.clip(busy, 0.0, 1.0),
         sm=sm,
         source=source,
+        linked=linked,
         unknown_ns=_apart_ns(t0, t1),
     )
 

@@ -198,6 +198,7 @@ def _info(file: FileTrace, device: DeviceTrace, identity: str) -> dict[str, Any]
         "world_size": file.world_size,
         "gpu": device.device,
         "uuid": identity,
+        "communicates": device.parts.exposed_comm > 0 or len(device.comm.start) > 0,
         "gpu_name": described.name if described else None,
         "source": file.path.name,
         "t0_ns": device.parts.begin,
