@@ -9,7 +9,7 @@ import pytest
 
 from trees import SHARED, damaged, gather, host_of, series, shared, write
 from whyidle.clock import SystemClock, VirtualClock
-from whyidle.collect.block_device import BLOCK_DEVICE, parse, parse_line
+from whyidle.collect.block_device import BLOCK_DEVICE, parse, parse_line, role_of
 from whyidle.collect.collector import NoData, Problem
 from whyidle.live import live_host
 from whyidle.schema import BlockDevice
@@ -44,6 +44,27 @@ def test_partitions_are_left_out_where_sysfs_names_the_disks() -> None:
     text = f"{FULL}\n{FULL.replace('nvme0n1', 'nvme0n1p1')}\n"
     assert [row.device for row in rows_of(text, "nvme0n1")] == ["nvme0n1"]
     assert len(rows_of(text)) == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "role", "head"),
+    [
+        ("nvme0n1", "disk", None),
+        ("nvme3c33n1", "path", "nvme3n1"),
+        ("sda", "disk", None),
+        ("nbd0", "disk", None),
+        ("dm-0", "stacked", None),
+        ("md127", "stacked", None),
+        ("loop0", "virtual", None),
+        ("zram0", "virtual", None),
+    ],
+)
+def test_what_counts_the_same_again_is_told_from_disks(
+    device: str, role: str, head: str | None
+) -> None:
+    row = parse_line(FULL.replace("nvme0n1", device), 1)
+    assert (row.role, row.head) == (role, head)
+    assert role_of(device) == role
 
 
 def test_devices_that_are_often_unused_show_once_used() -> None:
@@ -106,6 +127,32 @@ def test_hidden_paths_of_a_multipath_namespace_are_kept() -> None:
     hidden, head = rows_of(text)
     assert (hidden.device, hidden.major, hidden.minor, hidden.reads) == ("nvme0c0n1", 0, 0, 1)
     assert head.reads == 0
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("name", "path", "head", "reads"),
+    [
+        ("atop-pr157", "nvme0c0n1", "nvme0n1", 34_706_049),
+        ("lxcfs-667", "nvme0c0n1", "nvme0n1", 162),
+        ("netdata-5744", "nvme3c33n1", "nvme3n1", 682),
+    ],
+)
+def test_recorded_paths_beside_a_head_that_counts_nothing(
+    name: str, path: str, head: str, reads: int
+) -> None:
+    rows = rows_of(shared(f"docs-samples/nvme-multipath-diskstats/{name}.txt").read_text())
+    by_device = {row.device: row for row in rows}
+    assert (by_device[path].role, by_device[path].head) == ("path", head)
+    assert (by_device[path].major, by_device[path].minor) == (0, 0)
+    assert (by_device[path].reads, by_device[head].reads) == (reads, 0)
+
+
+@pytest.mark.shared
+def test_recorded_partitions_add_up_to_their_disk() -> None:
+    name = "docs-samples/nvme-multipath-diskstats/dool-32-partitions.txt"
+    text = shared(name).read_text()
+    assert [row.device for row in rows_of(text, "nvme0n1")] == ["nvme0n1"]
 
 
 @pytest.mark.shared

@@ -1,0 +1,240 @@
+"""The storage of a node as /proc and /sys show it: made up, in the kernel's own formats.
+
+    PYTHONPATH=tests python -m storage_tree     writes fixtures/tree/storage-synthetic anew
+
+No recorded tree has NVMe over TCP or RDMA with ANA, nor all kinds of file systems on one node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trees import FIXTURES, write
+
+FOLDER = FIXTURES / "storage-synthetic"
+# A link of a recorded tree that became a file with the link's target as its text.
+_LINK_TEXT = re.compile(rb"(\.\./)+[\w./:+-]+|[\w.:-]+(/[\w.:-]+)+")
+_SUBSYSTEMS = "sys/devices/virtual/nvme-subsystem"
+
+
+@dataclass(slots=True)
+class Tree:
+    """Files by name with their text, and links by name with the place that they lead to."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+
+    def attributes(self, place: str, **values: object) -> None:
+        """One file for each attribute of a device."""
+        for name, value in values.items():
+            self.files[f"{place}/{name}"] = f"{value}\n"
+
+    def put(self, root: Path) -> None:
+        """Write it below `root`; links are relative, as in sysfs."""
+        write(root, self.files)
+        for name, target in self.links.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(os.path.relpath(target, Path(name).parent))
+
+
+def relinked(source: Path, root: Path) -> None:
+    """Copy a recorded tree below `root`, its links made links again where they became files."""
+    shutil.copytree(source, root, symlinks=True)
+    for path in root.rglob("*"):
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > 200:
+            continue
+        text = path.read_bytes()
+        if _LINK_TEXT.fullmatch(text):
+            path.unlink()
+            path.symlink_to(text.decode())
+
+
+def _disk(tree: Tree, place: str, number: str, sectors: int, nsid: int | None = None) -> None:
+    name = place.rpartition("/")[2]
+    tree.attributes(place, dev=number, size=sectors)
+    if nsid is not None:
+        tree.attributes(place, nsid=nsid)
+    tree.links[f"sys/dev/block/{number}"] = place
+    tree.links[f"sys/class/block/{name}"] = place
+    if "/block/" in place or "/nvme" in place:
+        tree.links[f"sys/block/{name}"] = place
+
+
+def _partition(tree: Tree, disk: str, number: str, index: int) -> None:
+    name = f"{disk.rpartition('/')[2]}p{index}"
+    place = f"{disk}/{name}"
+    tree.attributes(place, dev=number, size=4096, partition=index)
+    tree.links[f"sys/dev/block/{number}"] = place
+    tree.links[f"sys/class/block/{name}"] = place
+
+
+def _controller(tree: Tree, number: int, subsystem: int, place: str, **more: object) -> str:
+    directory = f"{place}/nvme{number}"
+    attributes = {
+        "state": "live",
+        "model": "Synthetic NVMe drive                    ",
+        "serial": f"SYN{number:05}            ",
+        "firmware_rev": "1.0     ",
+        "cntlid": number + 1,
+        "cntrltype": "io",
+        "subsysnqn": f"nqn.2024-01.test.synthetic:subsystem{subsystem}",
+        **more,
+    }
+    tree.attributes(directory, **attributes)
+    tree.links[f"sys/class/nvme/nvme{number}"] = directory
+    own = f"{_SUBSYSTEMS}/nvme-subsys{subsystem}"
+    tree.attributes(own, subsysnqn=attributes["subsysnqn"], iopolicy="numa")
+    tree.links[f"sys/class/nvme-subsystem/nvme-subsys{subsystem}"] = own
+    tree.links[f"{own}/nvme{number}"] = directory
+    return directory
+
+
+def local_drive(tree: Tree) -> None:
+    """nvme0: a drive in a PCIe slot, partitioned, without multipath."""
+    place = "sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/nvme"
+    own = _controller(
+        tree,
+        0,
+        0,
+        place,
+        transport="pcie",
+        address="0000:01:00.0",
+        numa_node=1,
+        queue_count=33,
+        sqsize=1023,
+        kato=0,
+    )
+    disk = f"{own}/nvme0n1"
+    _disk(tree, disk, "259:0", 7_501_476_528, nsid=1)
+    _partition(tree, disk, "259:1", 1)
+    _partition(tree, disk, "259:2", 2)
+
+
+def tcp_target(tree: Tree) -> None:
+    """nvme1n1: a namespace over TCP with two paths, of which one is connecting."""
+    head = f"{_SUBSYSTEMS}/nvme-subsys1/nvme1n1"
+    _disk(tree, head, "259:3", 4_194_304, nsid=7)
+    for number, state, ana in ((1, "live", "optimized"), (2, "connecting", "inaccessible")):
+        own = _controller(
+            tree,
+            number,
+            1,
+            "sys/devices/virtual/nvme-fabrics/ctl",
+            state=state,
+            transport="tcp",
+            address=f"traddr=10.0.{number}.1,trsvcid=4420,src_addr=10.0.{number}.9",
+            numa_node=-1,
+            queue_count=9,
+            sqsize=127,
+            kato=5,
+            ctrl_loss_tmo=600,
+            reconnect_delay=10,
+            fast_io_fail_tmo="off",
+        )
+        path = f"{own}/nvme1c{number}n1"
+        tree.attributes(path, ana_state=ana, ana_grpid=number, nsid=7, hidden=1)
+        tree.links[f"sys/block/nvme1c{number}n1"] = path
+    place = "sys/devices/virtual/block/dm-0"
+    tree.attributes(place, size=4096)
+    tree.attributes(f"{place}/dm", name="vg0-data")
+    tree.links[f"{place}/slaves/nvme1n1"] = head
+    tree.links["sys/dev/block/253:0"] = place
+    tree.links["sys/class/block/dm-0"] = place
+    tree.links["sys/block/dm-0"] = place
+
+
+def rdma_target(tree: Tree) -> None:
+    """nvme2n1: a namespace over RDMA with one path, on a kernel that counts errors."""
+    _disk(tree, f"{_SUBSYSTEMS}/nvme-subsys2/nvme2n1", "259:4", 8_388_608, nsid=1)
+    tree.attributes(
+        f"{_SUBSYSTEMS}/nvme-subsys2/nvme2n1/diag",
+        io_requeue_no_usable_path_count=12,
+        io_fail_no_available_path_count=0,
+    )
+    own = _controller(
+        tree,
+        3,
+        2,
+        "sys/devices/virtual/nvme-fabrics/ctl",
+        transport="rdma",
+        address="traddr=10.1.0.1,trsvcid=4420,host_traddr=10.1.0.9",
+        numa_node=-1,
+        queue_count=5,
+        sqsize=127,
+        kato=5,
+        ctrl_loss_tmo="off",
+        reconnect_delay=2,
+        fast_io_fail_tmo=15,
+    )
+    tree.attributes(f"{own}/diag", command_error_count=3, reset_count=1, reconnect_count=4)
+    path = f"{own}/nvme2c3n1"
+    tree.attributes(path, ana_state="optimized", ana_grpid=1, nsid=1, hidden=1)
+    tree.attributes(
+        f"{path}/diag", command_retry_count=5, command_error_count=2, multipath_failover_count=1
+    )
+    tree.links["sys/block/nvme2c3n1"] = path
+
+
+DISKSTATS = """\
+ 259       0 nvme0n1 1000 0 80000 500 200 0 1600 60 0 300 560 0 0 0 0 4 9
+ 259       1 nvme0n1p1 10 0 800 5 2 0 16 1 0 3 6 0 0 0 0 0 0
+ 259       2 nvme0n1p2 990 0 79200 495 198 0 1584 59 0 297 554 0 0 0 0 4 9
+ 259       3 nvme1n1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
+   0       0 nvme1c1n1 400 0 51200 900 0 0 0 0 0 800 900 0 0 0 0 0 0
+   0       0 nvme1c2n1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
+ 259       4 nvme2n1 600 0 76800 1200 0 0 0 0 3 1100 1200 0 0 0 0 0 0
+   0       0 nvme2c3n1 600 0 76800 1200 0 0 0 0 3 1100 1200 0 0 0 0 0 0
+ 253       0 dm-0 400 0 51200 900 0 0 0 0 0 800 900 0 0 0 0 0 0
+"""
+
+MOUNTINFO = r"""40 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
+41 40 0:5 / /dev rw - devtmpfs udev rw
+42 41 0:23 / /dev/shm rw - tmpfs tmpfs rw
+43 40 0:21 / /proc rw - proc proc rw
+50 40 253:0 / /data rw,noatime - xfs /dev/mapper/vg0-data rw
+51 40 259:4 / /scratch\040fast rw - ext4 /dev/nvme2n1 rw
+60 40 0:50 / /mnt/nfs rw - nfs4 nas:/train rw,vers=4.1,proto=tcp,addr=10.0.9.1
+61 40 0:51 / /mnt/nfs3 rw - nfs nas:/old rw,vers=3,proto=rdma,addr=10.0.9.1
+62 40 0:50 /sub /mnt/bind rw - nfs4 nas:/train rw,vers=4.1,proto=tcp,addr=10.0.9.1
+63 40 0:52 / /lustre rw - lustre 10.2.0.1@o2ib:10.2.0.2@o2ib:/syn rw,flock
+64 40 0:53 / /beegfs rw - beegfs beegfs_nodev rw
+65 40 0:54 / /gpfs rw - gpfs gpfs0 rw
+66 40 0:55 / /ceph rw - ceph 10.3.0.1:6789:/ rw,name=admin,secret=<hidden>
+67 40 0:60 / /bucket rw - fuse.s3fs s3fs rw,user_id=0,group_id=0,allow_other
+68 40 0:61 / /sshfs rw - fuse.sshfs me@far:/x rw,user_id=0,group_id=0
+69 40 0:62 / /c rw - overlay overlay rw,lowerdir=/var/l/1:/var/l/2,upperdir=/var/u,workdir=/var/w
+"""
+
+
+def devices(tree: Tree) -> None:
+    """Disks and mounts."""
+    tree.files["proc/diskstats"] = DISKSTATS
+    tree.files["proc/self/mountinfo"] = MOUNTINFO
+    tree.files["sys/module/nvme_core/parameters/io_timeout"] = "30\n"
+
+
+PARTS: tuple[Callable[[Tree], None], ...] = (local_drive, tcp_target, rdma_target, devices)
+
+
+def node() -> Tree:
+    """The whole node."""
+    tree = Tree()
+    for part in PARTS:
+        part(tree)
+    return tree
+
+
+def main() -> None:
+    """Write the fixture anew."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    node().put(FOLDER)
+
+
+if __name__ == "__main__":
+    main()
