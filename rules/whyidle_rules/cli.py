@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 # The module of the keeper that `whyidle agent` starts.
-KEEPER = "whyidle.keeper_process"
+KEEPER = "whyidle_rules.live.keeper"
 _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 

@@ -61,6 +61,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "leftovers hold how each figure was made, beside those of `whyidle tables`; recordings "
         "only",
     )
+    parser.add_argument(
+        "--as-live",
+        action="store_true",
+        help="what the metrics of the service said at the time: the ledger as it was settled, "
+        "without hindsight; recordings of the service only",
+    )
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show every rank and every finding"
@@ -97,6 +103,11 @@ def _diagnose(args: argparse.Namespace) -> int:
             raise UserError(
                 f"--{option} works on recordings, and {args.source[0]} is a trace; leave it out."
             )
+    if args.as_live:
+        raise UserError(
+            f"--as-live reads what was settled while a node recorded, and {args.source[0]} is a "
+            "trace; leave it out."
+        )
     from whyidle_rules.trace.load import load
 
     paths = sources.trace_files(args.source)

@@ -13,6 +13,7 @@ from whyidle.config import SERVICE_FOLDER
 from whyidle.errors import UserError
 from whyidle.store import Recording
 from whyidle_rules.diagnose_cli import get_ready, tell
+from whyidle_rules.live.as_live import diagnose_settled
 from whyidle_rules.recording.diagnose import diagnose
 from whyidle_rules.recording.spans import LAST_TEN_MINUTES, moment, spans
 
@@ -32,8 +33,11 @@ def run(args: argparse.Namespace) -> int:
     with Recording(sources, threads=_THREADS, memory_limit=_MEMORY) as recording:
 
         def work(con: duckdb.DuckDBPyConnection) -> Diagnosis:
-            asked = spans(con, since, until)
-            found = diagnose(con, sources, rules, asked, recording.damaged)
+            if args.as_live:
+                found = diagnose_settled(con, sources, since, until)
+            else:
+                asked = spans(con, since, until)
+                found = diagnose(con, sources, rules, asked, recording.damaged)
             if args.sql is not None:
                 _print_rows(con, args.sql)
             return found
