@@ -22,6 +22,7 @@ from whyidle.runner import describe
 LOG = logging.getLogger("whyidle.keeper")
 # How often it looks for a finished piece; they come once a minute.
 LOOK_S = 5.0
+NICE = 10
 
 
 def main(argv: Sequence[str] | None = None, make_evaluator: MakeEvaluator | None = None) -> int:
@@ -40,7 +41,8 @@ def main(argv: Sequence[str] | None = None, make_evaluator: MakeEvaluator | None
     add_options(parser)
     options = parser.parse_args(argv)
     waiter = prepare("keeper")
-    os.nice(10)
+    if os.getpriority(os.PRIO_PROCESS, 0) < NICE:  # a service may have it so, and deny the call
+        os.nice(NICE)
     clock = SystemClock(waiter.wait_s)
     host = LiveHost(options.root, clock)
     identity = identify(host, options.node)
