@@ -232,14 +232,34 @@ def test_the_recorded_virtual_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.shared
-def test_recorded_subsystems_over_fibre_channel(tmp_path: Path) -> None:
-    for name in ("prometheus-node_exporter", "prometheus-procfs"):
-        root = tmp_path / name
-        relinked(shared(f"{name}/sys/class"), root / "sys/class")
-        rows = Watch(root).run()
-        fc = [row for row in of(NvmeController, rows) if row.transport == "fc"]
-        assert fc and any(row.state == "dead" for row in fc)
-        assert all((row.address or "").startswith("nn-0x20000010") for row in fc)
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "prometheus-node_exporter",
+            {
+                ("nvme1", "live", "fc", "nn-0x200000109b123457:pn-0x100000109b123457"),
+                ("nvme2", "live", "fc", "nn-0x200000109b123458:pn-0x100000109b123458"),
+                ("nvme3", "dead", "fc", "nn-0x200000109b123459:pn-0x100000109b123459"),
+            },
+        ),
+        (
+            "prometheus-procfs",
+            {
+                ("nvme1", "live", "fc", "nn-0x200400a0986b4322:pn-0x210400a0986b4322"),
+                ("nvme2", "dead", "fc", "nn-0x200400a0986b4323:pn-0x210400a0986b4323"),
+                ("nvme3", "live", "tcp", "10.0.0.1"),
+                ("nvme4", "connecting", "rdma", "10.0.0.2"),
+            },
+        ),
+    ],
+)
+def test_recorded_subsystems(tmp_path: Path, name: str, expected: set[tuple[str, ...]]) -> None:
+    relinked(shared(f"{name}/sys/class"), tmp_path / "root/sys/class")
+    rows = of(NvmeController, Watch(tmp_path / "root").run())
+    found = {(row.controller, row.state, row.transport, row.address) for row in rows}
+    # nvme0 is there twice, as a class device without a transport and in its subsystem.
+    assert found - {one for one in found if one[0] == "nvme0"} == expected
 
 
 @pytest.mark.shared
