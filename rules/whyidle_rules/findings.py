@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 
 from whyidle_rules import evidence
-from whyidle_rules.diagnosis import Finding, RootCause, Severity
+from whyidle_rules.diagnosis import Finding, Grade, RootCause, Severity
 from whyidle_rules.report.words import spans
 from whyidle_rules.rule import Rule
 from whyidle_rules.says import fields
@@ -89,9 +89,18 @@ def _finding(
         # A cause that is only ever felt (waiting for a late rank) returns nothing by itself.
         what_if={"gpu_s_returned": returned} if returned > 0 else None,
         why=rule.why,
-        grade=rule.grade,
+        grade=_grade(con, rule),
         ranks=ranks,
     )
+
+
+def _grade(con: duckdb.DuckDBPyConnection, rule: Rule) -> Grade:
+    """Return the grade under which most of its seconds were granted."""
+    row = con.execute(
+        "SELECT grade FROM grants WHERE rule = ? GROUP BY grade ORDER BY sum(ns) DESC LIMIT 1",
+        [rule.id],
+    ).fetchone()
+    return row[0] if row else rule.grade
 
 
 def _values(con: duckdb.DuckDBPyConnection, rule: str, columns: Sequence[str]) -> dict[str, Any]:

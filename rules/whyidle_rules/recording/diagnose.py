@@ -18,15 +18,18 @@ from whyidle_rules.ledger import (
     by_cause,
     ledger_rows,
     root_causes,
+    split,
 )
 from whyidle_rules.recording.engine import Filled, evaluate
 from whyidle_rules.recording.spans import Machine, wall_offsets
 from whyidle_rules.recording.unseen import not_seen
+from whyidle_rules.recording.waits import roots, waited_for
 from whyidle_rules.recording.windows import Gpu
 from whyidle_rules.report.headline import headline
 from whyidle_rules.rule import Rule
 
 _GpuKey = tuple[str, str]  # node, uuid
+FELT_AS_WAIT = ("collective", "late_rank")
 
 
 def diagnose(
@@ -47,8 +50,13 @@ def diagnose(
     totals = _totals(sums)
     told = findings(con, rules, roots, totals.gpu_s)
     gpus = [
-        _gpu(gpu, sums[gpu.node, gpu.uuid], charges.get((gpu.node, gpu.uuid), []))
-        for gpu in _once(filled.gpus)
+        _gpu(
+            filled.gpus[number],
+            sums[key],
+            charges.get(key, []),
+            waited_for(filled.waits, number),
+        )
+        for key, number in _once(filled.gpus).items()
     ]
     about = _run(con, sources, filled, sums)
     return Diagnosis(
@@ -66,44 +74,59 @@ def diagnose(
     )
 
 
-def _once(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return each GPU once, whatever boots it was seen in."""
-    return list({(gpu.node, gpu.uuid): gpu for gpu in gpus}.values())
+def _once(gpus: Sequence[Gpu]) -> dict[_GpuKey, int]:
+    """Return the number of each GPU, once, whatever boots it was seen in."""
+    return {(gpu.node, gpu.uuid): number for number, gpu in enumerate(gpus)}
 
 
 def _sums(con: duckdb.DuckDBPyConnection) -> dict[_GpuKey, dict[str, Any]]:
     """Return seconds and rank of each GPU."""
     rows = con.execute(
         "SELECT node, uuid, sum(d_s), sum(working_s), sum(empty_s), sum(spinning_s),"
+        " sum(underfilled_s),"
         " mode(rank), max(world_size) FROM evidence GROUP BY node, uuid"
     ).fetchall()
-    names = ("d_s", "working_s", "empty_s", "spinning_s", "rank", "world_size")
+    names = ("d_s", "working_s", "empty_s", "spinning_s", "underfilled_s", "rank", "world_size")
     return {(node, uuid): dict(zip(names, rest, strict=True)) for node, uuid, *rest in rows}
 
 
 def _charges(
     con: duckdb.DuckDBPyConnection, filled: Filled, sums: Mapping[_GpuKey, Mapping[str, Any]]
 ) -> dict[_GpuKey, list[Charge]]:
+    parts = filled.parts
+    arisen = roots(con, filled.waits, parts)
+    places = [
+        Place(node=gpu.node, rank=_whole(sums[gpu.node, gpu.uuid]["rank"])) for gpu in filled.gpus
+    ]
+    starts = ", ".join(f"({number}, {part.start})" for number, part in enumerate(parts))
     found: dict[_GpuKey, list[Charge]] = defaultdict(list)
-    for node, uuid, cause, subcause, grade, pool, ns in con.execute(
-        "SELECT e.node, e.uuid, c.cause, c.subcause, c.grade, c.pool, sum(c.ns)::BIGINT FROM"
+    if not parts:
+        return found
+    for number, cause, subcause, grade, pool, ns in con.execute(
+        f"WITH starts(gpu, first) AS (VALUES {starts})"
+        " SELECT s.gpu, c.cause, c.subcause, c.grade, c.pool, sum(c.ns)::BIGINT FROM"
         " (SELECT window_id, cause, subcause, grade, pool, ns FROM grants UNION ALL"
         f"  SELECT window_id, '{UNATTRIBUTED}', subcause, NULL, pool, ns FROM leftovers) c"
-        " JOIN evidence e USING (window_id) GROUP BY ALL ORDER BY ALL"
+        " ASOF JOIN starts s ON c.window_id >= s.first GROUP BY ALL ORDER BY ALL"
     ).fetchall():
-        place = Place(node=node, rank=_whole(sums[node, uuid]["rank"]))
-        found[node, uuid].append(
-            Charge(
-                gpu=place,
-                cause=cause,
-                subcause=subcause,
-                grade=grade,
-                pool=pool,
-                ns=ns,
-                origin=place,
-                root=(cause, subcause),
+        gpu, place = filled.gpus[number], places[number]
+        weights: Mapping[tuple[int, str, str], float] = {}
+        if (cause, subcause) == FELT_AS_WAIT:
+            weights = arisen.get(number, {})
+        shares = split(ns, weights) or {(number, cause, subcause): ns}
+        for (origin, root_cause, root_subcause), part in shares.items():
+            found[gpu.node, gpu.uuid].append(
+                Charge(
+                    gpu=place,
+                    cause=cause,
+                    subcause=subcause,
+                    grade=grade,
+                    pool=pool,
+                    ns=part,
+                    origin=places[origin],
+                    root=(root_cause, root_subcause),
+                )
             )
-        )
     return found
 
 
@@ -120,7 +143,12 @@ def _totals(sums: Mapping[_GpuKey, Mapping[str, Any]]) -> Totals:
     )
 
 
-def _gpu(gpu: Gpu, sums: Mapping[str, Any], charges: Sequence[Charge]) -> GpuLedger:
+def _gpu(
+    gpu: Gpu,
+    sums: Mapping[str, Any],
+    charges: Sequence[Charge],
+    waited: Mapping[str, float],
+) -> GpuLedger:
     return GpuLedger(
         node=gpu.node,
         gpu=gpu.index,
@@ -130,9 +158,9 @@ def _gpu(gpu: Gpu, sums: Mapping[str, Any], charges: Sequence[Charge]) -> GpuLed
         working_s=sums["working_s"],
         empty_s=sums["empty_s"],
         spinning_s=sums["spinning_s"],
-        underfilled_s=None,
+        underfilled_s=sums["underfilled_s"],
         causes=by_cause(charges),
-        waited_for={},
+        waited_for=dict(waited),
         trace=None,
         source=gpu.source,
         name=gpu.name,

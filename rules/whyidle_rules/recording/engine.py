@@ -20,6 +20,7 @@ from whyidle_rules.recording import phases, processes, ranks, surroundings, wind
 from whyidle_rules.recording.fill import Known, gpu_evidence
 from whyidle_rules.recording.series import Array
 from whyidle_rules.recording.spans import Machine
+from whyidle_rules.recording.waits import Waits, witness
 from whyidle_rules.recording.windows import Gpu
 from whyidle_rules.rule import Rule
 
@@ -30,10 +31,16 @@ _NEVER = 1 << 61
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """The GPUs of the evidence, and the number of the first window of each."""
+    """The GPUs of the evidence, the number of the first window of each, and who waited for whom."""
 
     gpus: list[Gpu]
     first: list[int]
+    waits: Waits
+
+    @property
+    def parts(self) -> list[slice]:
+        """Windows of each GPU."""
+        return [slice(n, n + len(gpu.t0)) for gpu, n in zip(self.gpus, self.first, strict=True)]
 
 
 def evaluate(
@@ -86,7 +93,7 @@ def fill(
         _insert(con, columns)
         first.append(count)
         count += len(gpu.t0)
-    return Filled(gpus=gpus, first=first)
+    return Filled(gpus=gpus, first=first, waits=witness(con, gpus, first))
 
 
 def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) -> Known:
