@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from trace_make import call, kernel, operator
-from trace_run import check_one_sentence, check_sums, diagnose
+from trace_run import check_one_sentence, check_sums, diagnose, diagnosis
 from whyidle_rules import cli
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "traces" / "ddp-4-ranks-rank-1-loads-itself"
@@ -66,11 +66,7 @@ def test_nothing_found_is_0_and_findings_are_1(busy: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "arguments", "said"),
     [
-        (
-            "diagnose",
-            [],
-            "diagnose: the following arguments are required: SOURCE; see diagnose --help.",
-        ),
+        ("diagnose", [], "name what to diagnose: a recording, a trace, or a folder; or --live."),
         (
             "diagnose",
             ["--jsn", "x"],
@@ -85,11 +81,7 @@ def test_nothing_found_is_0_and_findings_are_1(busy: Path) -> None:
             "whyidle: the following arguments are required: COMMAND; see whyidle --help.",
         ),
         ("whyidle", ["diagnoze", "x"], "whyidle: argument COMMAND: invalid choice: 'diagnoze' "),
-        (
-            "whyidle",
-            ["diagnose"],
-            "whyidle diagnose: the following arguments are required: SOURCE; ",
-        ),
+        ("whyidle", ["diagnose"], "name what to diagnose: a recording, "),
         ("whyidle", ["rules"], "whyidle rules: the following arguments are required: COMMAND; "),
         ("whyidle", ["sample-trace", "x"], "whyidle sample-trace: the following arguments are "),
         (
@@ -130,9 +122,11 @@ def test_a_recording_is_told_from_traces(tmp_path: Path, busy: Path) -> None:
     made = run("whyidle", "sample-trace", busy, "-o", out)
     assert (made.returncode, made.stderr) == (0, "")
     assert made.stdout == f"{out}: 1 trace(s), sampled 8 times a second.\n"
-    outcome = diagnose(out)
-    check_one_sentence(outcome)
-    assert "this is a recording, and diagnose reads only profiler traces so far" in outcome.stderr
+    found = diagnosis(out)
+    assert (found["run"]["kind"], found["gpus"][0]["source"]) == ("recording", "trace")
+    # Twenty kernels of 1 ms, one after the other.
+    assert found["totals"]["gpu_s"] == pytest.approx(0.02)
+    assert found["totals"]["idle_s"] == 0
     again = run("whyidle", "sample-trace", busy, "-o", out)
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr == f"{out}: this folder is not empty; name a new one with -o.\n"

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from whyidle.errors import UserError
-from whyidle_rules.sources import trace_files
+from whyidle.manifest import RECORDING, write_manifest
+from whyidle_rules.sources import are_recordings, trace_files
 
 
 @pytest.fixture
@@ -96,9 +97,59 @@ def test_a_folder_that_may_not_be_read(run: Path, monkeypatch: pytest.MonkeyPatc
     assert refused(run) == f"{run}: permission denied; make it readable or name another."
 
 
-@pytest.mark.parametrize(
-    "mark", ["manifest.json", "spool", "20250601T120000Z-0000000100000.duckdb"]
-)
-def test_recordings_are_refused(mark: str, run: Path) -> None:
-    (run / mark).write_text("")
-    assert refused(run).startswith(f"{run}: this is a recording, and diagnose reads only ")
+RECORDED = ["manifest.json", "spool/20250601T120000Z-0000000100000.wsp", "x.duckdb"]
+
+
+def mark(folder: Path, name: str) -> Path:
+    """Make a folder look like a recording by one file alone."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name == "manifest.json":
+        write_manifest(folder, RECORDING, {})
+    else:
+        path.write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recording_is_one_whichever_of_its_files_is_left(name: str, tmp_path: Path) -> None:
+    assert are_recordings([str(mark(tmp_path / "recording", name))])
+
+
+def test_traces_are_no_recording(run: Path) -> None:
+    assert not are_recordings([str(run)])
+    assert not are_recordings([str(run / "rank-1.json"), f"{run}/*.json"])
+
+
+def test_a_folder_of_traces_stays_one_beside_a_recording_below_it(run: Path) -> None:
+    """A run that was profiled and recorded at once: the traces lie right inside, so they count."""
+    mark(run / "node" / "4f2a91c3", "spool/20250601T120000Z-0000000100000.wsp")
+    assert not are_recordings([str(run)])
+    assert are_recordings([str(run / "node")])
+
+
+def test_a_manifest_of_ours_outweighs_what_else_lies_there(run: Path) -> None:
+    assert are_recordings([str(mark(run, "manifest.json"))])
+    (run / "manifest.json").write_text('{"format": "of somebody else"}')
+    assert not are_recordings([str(run)])
+
+
+def test_recordings_and_traces_together_are_refused(run: Path, tmp_path: Path) -> None:
+    recording = mark(tmp_path / "recording", "manifest.json")
+    with pytest.raises(UserError) as caught:
+        are_recordings([str(recording), str(run / "rank-1.json")])
+    assert str(caught.value) == (
+        f"{run / 'rank-1.json'} is no recording and others are; diagnose traces and recordings "
+        "apart."
+    )
+
+
+def test_without_a_source_one_is_asked_for() -> None:
+    with pytest.raises(UserError, match=r"^name what to diagnose: "):
+        are_recordings([])
+
+
+@pytest.mark.parametrize("name", ["x.duckdb", "20250601T120000Z-0000000100000.wsp"])
+def test_a_part_of_a_recording_is_one(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("")
+    assert are_recordings([str(tmp_path / name)])
