@@ -89,7 +89,7 @@ def unaccounted(recording: Recording, collectors: Sequence[Collector]) -> dict[s
     for collector in collectors:
         period = int((collector.every_s or PERIOD_S[collector.lane]) * NS_PER_S)
         ticks = recording.con.execute(
-            "SELECT due_ns, began_ns, missed, boot_id FROM tick WHERE collector = $1 "
+            "SELECT due_ns, began_ns, missed + rested FROM tick WHERE collector = $1 "
             "ORDER BY due_ns",
             [collector.name],
         ).fetchall()
@@ -97,9 +97,9 @@ def unaccounted(recording: Recording, collectors: Sequence[Collector]) -> dict[s
             wrong[collector.name] = "never ran"
             continue
         next_due: int | None = None
-        for due, began, missed, _ in ticks:
+        for due, began, without in ticks:
             # A row without a run counts its own due time among the missed.
-            first = due - (missed - (began is None)) * period
+            first = due - (without - (began is None)) * period
             if next_due is not None and first != next_due:
                 wrong[collector.name] = f"expected {next_due}, accounted for from {first}"
             next_due = due + period

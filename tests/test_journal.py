@@ -26,6 +26,7 @@ from whyidle.host import (
 from whyidle.journal import JournalWriter, RecordingHost
 from whyidle.journal_replay import ReplayHost, read_journal
 from whyidle.replay import replay
+from whyidle.runner import Due
 from whyidle.schema import VERSION
 from whyidle.store import Recording
 from world.machine import IDENTITY, Machine
@@ -141,7 +142,7 @@ class _Tape:
         self.host = RecordingHost(self.inner, self.writer)
 
     def begin(self) -> RecordingHost:
-        self.host.begin("x", 1, 0)
+        self.host.begin("x", Due(1))
         return self.host
 
     def lines(self) -> list[dict[str, object]]:

@@ -28,6 +28,7 @@ from whyidle.host import (
     Stat,
 )
 from whyidle.layout import Identity
+from whyidle.runner import Due
 from whyidle.schema import VERSION
 
 FORMAT = "whyidle.journal/1"
@@ -172,9 +173,9 @@ class RecordingHost:
         """The inner clock, written down."""
         return self._clock
 
-    def begin(self, collector: str, due_ns: int, missed: int) -> None:
+    def begin(self, collector: str, due: Due) -> None:
         """Begin a line."""
-        self._run = {"collector": collector, "due_ns": due_ns, "missed": missed}
+        self._run = {"collector": collector, **due._asdict()}
         self._asked = {}
         for readings in self._clock.readings.values():
             readings.clear()

@@ -14,7 +14,7 @@ from whyidle.errors import UserError
 from whyidle.journal_replay import ReplayHost, read_journal
 from whyidle.layout import Identity
 from whyidle.manifest import RECORDING, write_manifest
-from whyidle.runner import Runner
+from whyidle.runner import Due, Runner
 from whyidle.sampler import Block, Buffer
 from whyidle.schema import VERSION
 from whyidle.spool import SpoolWriter
@@ -56,7 +56,8 @@ def replay(journal: Path, recording: Path, collectors: Sequence[Collector]) -> R
             unknown[name] += 1
             continue
         hosts[name].load(line["clocks"], line["answers"])
-        found = runners[name].run(int(line["due_ns"]), int(line["missed"]))
+        due = Due(int(line["due_ns"]), int(line["missed"]), int(line.get("rested", 0)))
+        found = runners[name].run(due)
         buffer.add(found)
         runs += 1
         rows += len(found)

@@ -84,13 +84,13 @@ def _costs(con: duckdb.DuckDBPyConnection) -> tuple[Cost, ...]:
 
 
 def _unaccounted(con: duckdb.DuckDBPyConnection) -> int:
-    """Runs that were due and are neither a run nor counted as missed."""
+    """Runs that were due and are neither a run nor counted as missed or rested."""
     lost = 0
     for collector in ALL:
         period_s = PERIOD_S[collector.lane] if collector.every_s is None else collector.every_s
         got = con.execute(
-            "SELECT count(began_ns) + sum(missed), max(due_ns) - min(due_ns) FROM tick "
-            "WHERE collector = ?",
+            "SELECT count(began_ns) + sum(missed) + sum(rested), max(due_ns) - min(due_ns) "
+            "FROM tick WHERE collector = ?",
             [collector.name],
         ).fetchone()
         assert got is not None

@@ -24,7 +24,7 @@ class ClockReading:
 
 @table
 class Tick:
-    """A run of a collector. Runs that began, and runs missed, together are all that were due."""
+    """A run of a collector. Runs that began, missed and rested together are all that were due."""
 
     TABLE: ClassVar[str] = "tick"
 
@@ -37,6 +37,7 @@ class Tick:
     cpu_ns: int | None = gauge("CPU time of its thread for it.", unit="ns")
     rows: int | None = gauge("Rows it returned; NULL if it failed.")
     missed: int = gauge("Due runs before this one that never began.")
+    rested: int = gauge("Due runs before this one left out, as the source was not there.")
 
 
 @table
