@@ -30,6 +30,7 @@ from whyidle.collect.rdma_port import RDMA_PORT
 from whyidle.collect.socket_tcp import TCP_SOCKET
 from whyidle.collect.topology import TOPOLOGY
 from whyidle.collect.vmstat import VMSTAT
+from whyidle.collect.xid import XID
 
 ALL: tuple[Collector, ...] = (
     CLOCKS,
@@ -44,6 +45,7 @@ ALL: tuple[Collector, ...] = (
     CPU,
     PRESSURE,
     VMSTAT,
+    XID,
     BLOCK_DEVICE,
     NET_LINK,
     PROCESS,

@@ -53,6 +53,7 @@ def make() -> Collect:
                 mono_ns=mono_ns,
                 uuid=uuid,
                 pci_bus_id=None if uuid is None else addresses.get(uuid),
+                kind="xid",
                 xid=xid,
                 source="nvml",
                 pid=None,

@@ -36,14 +36,18 @@ class NvLink:
 
 @table
 class GpuEvent:
-    """What the driver reported of a GPU by itself: an Xid (docs.nvidia.com/deploy/xid-errors)."""
+    """What the driver reported by itself of a GPU or NVSwitch (docs.nvidia.com/deploy/xid-errors).
+
+    The kernel log and NVML are two witnesses of the same Xid, each with a row of its own.
+    """
 
     TABLE: ClassVar[str] = "gpu_event"
 
-    mono_ns: int = key("When it was logged.", unit="ns")
-    uuid: str | None = key("NVML UUID of the GPU; NULL if nobody could tell it.")
-    pci_bus_id: str | None = key("PCI address of the GPU as sysfs writes it.")
-    xid: int = key("Number of the Xid.")
+    mono_ns: int = key("When it was logged; from NVML, when it was taken.", unit="ns")
+    uuid: str | None = key("NVML UUID of the GPU; NULL if nobody could tell it, as of a switch.")
+    pci_bus_id: str | None = key("PCI address as sysfs writes it.")
+    kind: str = key("xid; sxid: of an NVSwitch; lost: fallen off the bus without a number.")
+    xid: int | None = label("Number of the Xid or SXid.")
     source: str = label("kmsg: the kernel log; nvml: the driver's event set.")
     pid: int | None = label("Process that the driver blames; in the host's pid namespace.")
     process: str | None = label("Its name.")
