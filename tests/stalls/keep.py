@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from stalls.run import Options, run
+from stalls.run import Options, end_on_sigterm, run
 from stalls.scenario import kinds, load, strengths
 from whyidle.parquet import export
 from whyidle.store import Recording
@@ -65,6 +65,7 @@ def main() -> int:
         for kind in kinds():
             sys.stdout.write("".join(f"{kind} {strength}\n" for strength in strengths(kind)))
         return 0
+    end_on_sigterm()
     try:
         keep(args.kind, args.strength, args.output, probe=args.probe)
     except (RuntimeError, ValueError) as error:

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ class Options:
     folder: Path
     probe: bool = True
     seconds: float | None = None
+    baseline_s: float = BASELINE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ def run(scenario: Scenario, options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="stall-") as name:
         work = Path(name)
         if scenario.baseline is not None:
-            calm = _job(scenario.baseline, work / "calm", BASELINE_S, ())
+            calm = _job(scenario.baseline, work / "calm", options.baseline_s, ())
             edges = calm.run.training
             steps, idle_s = calm.run.steps(*edges), length_s(calm.run.idle(*edges))
             own_s = idle_s / steps
@@ -124,7 +126,7 @@ def _train(
     env = {**os.environ, **node.env, "OMP_NUM_THREADS": "1"}
     words = [*before, sys.executable, "-m", "stalls.train", str(told)]
     with (work / "log").open("wb") as log:
-        process = subprocess.Popen(words, env=env, stderr=log, stdout=log)
+        process = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             wait_for(started, START_TIMEOUT_S, process)
             half_ns = None
@@ -134,12 +136,29 @@ def _train(
                 place.change()
             code = process.wait(seconds * 4 + START_TIMEOUT_S)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
-            process.kill()
-            process.wait()
             raise RuntimeError(f"{error}; it said: {_tail(work / 'log')}") from error
+        finally:
+            _end(process)
     if code:
         raise RuntimeError(f"the job failed with {code}; it said: {_tail(work / 'log')}")
     return half_ns
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends what still runs: the recorder passes the signal on to the job."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def end_on_sigterm() -> None:
+    """Lets a signal unwind this process, so that nothing stays mounted or limited."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def _tail(path: Path) -> str:
@@ -161,6 +180,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
+    end_on_sigterm()
     args.output.mkdir(parents=True, exist_ok=True)
     options = Options(folder=args.output.absolute(), probe=args.probe, seconds=args.seconds)
     try:

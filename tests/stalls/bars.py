@@ -1,0 +1,39 @@
+"""The bars that a recorded stall is held against: which ones apply, and how high they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Least share of a stall that goes to its cause: kinds on which nothing was tuned reach 95 and 85 %
+# in the end; these are held from the start.
+RIGHT_WITH_PROBE, RIGHT_WITHOUT_PROBE = 0.90, 0.75
+# Most of the wall time of a healthy run that is blamed on anything.
+CONTROL = 0.01
+# Most of the idle time of a confuser that goes to a cause that it is not due to.
+CONFUSER = 0.02
+# Most of a mixture that is off, per cause.
+MIXTURE = 0.10
+# Most of a stall that goes to a wrong cause.
+WRONG = 0.10
+
+
+def bars(truth: Mapping[str, Any], window: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the bars for a stretch."""
+    if not window["causes"]:
+        control = truth["role"] == "control" or window["name"] == "calm"
+        return ("blamed",) if control else ("confused",)
+    if truth["role"] == "mixture":
+        return ("mixture", "wrong")
+    return ("right", "wrong", *(("confused",) if truth["role"] == "confuser" else ()))
+
+
+def limit(bar: str, *, probe: bool) -> float:
+    """The bar's height; `right` is a least, all others are a most."""
+    return {
+        "right": RIGHT_WITH_PROBE if probe else RIGHT_WITHOUT_PROBE,
+        "wrong": WRONG,
+        "blamed": CONTROL,
+        "confused": CONFUSER,
+        "mixture": MIXTURE,
+    }[bar]

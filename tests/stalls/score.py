@@ -1,0 +1,280 @@
+"""Compares what diagnose says of the recorded stalls with the truth.
+
+    python -m stalls.score ../fixtures/stalls --json accuracy.json        (make accuracy)
+
+Per stretch of each recording, with the probe's tables and without them: idle seconds, the share of
+the stall that is charged to its cause, the share charged to a cause that it is not due to, the
+share of the idle time that nobody is charged with. The job's own idle time, by the counterfactual,
+may be charged to anybody; of controls and confusers everything that is named is wrong but what the
+scenario allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stalls.bars import bars, limit
+from whyidle.store import Recording
+from whyidle_rules.recording.diagnose import diagnose
+from whyidle_rules.rule import Rule
+from whyidle_rules.rule_load import load_rules
+
+UNATTRIBUTED = "unattributed"
+PROBE_TABLES = ("probe", "probe_event", "probe_info", "probe_loader")
+# The engine's windows are 125 ms: at the edges of a stretch half of one is the other's.
+EDGE_S = 0.13
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One stretch of one recording, seconds and shares.
+
+    `right_share` and `wrong_share` are of the stall; NULL where there is none. `blamed_share`:
+    what is named and not allowed, of wall; for controls and confusers `wrong_s` is the same in
+    seconds. `points`: how far the worst cause of a mixture is off, as a share of the stall.
+    """
+
+    fixture: str
+    kind: str
+    strength: str
+    window: str
+    role: str
+    probe: bool
+    wall_s: float
+    idle_s: float
+    stall_s: float
+    seen_idle_s: float
+    right_share: float | None
+    right_subcause_share: float | None
+    wrong_s: float
+    wrong_share: float | None
+    wrong_of_idle_share: float
+    blamed_share: float
+    unattributed_share: float
+    points: float | None
+    charged_s: dict[str, float]
+    foreign_cpu_s: float
+    bars: tuple[str, ...]
+
+    def name(self, bar: str) -> str:
+        """What a bar of this stretch is called in lists."""
+        return f"{self.fixture}:{self.window}:{'' if self.probe else 'no-'}probe:{bar}"
+
+    def against(self, bar: str) -> tuple[float, bool]:
+        """The figure that a bar is about, and whether it is met."""
+        figures = {
+            "right": self.right_share,
+            "wrong": self.wrong_share,
+            "blamed": self.blamed_share,
+            "confused": self.wrong_of_idle_share,
+            "mixture": self.points,
+        }
+        figure, most = figures[bar], limit(bar, probe=self.probe)
+        if figure is None:
+            raise ValueError(f"{self.kind}: {bar} is not known of {self.window}")
+        return figure, figure >= most if bar == "right" else figure <= most
+
+
+def score(
+    truth: Mapping[str, Any],
+    window: Mapping[str, Any],
+    charged: Mapping[tuple[str, str], float],
+    *,
+    probe: bool,
+) -> Score:
+    """Seconds by (cause, subcause), unattributed among them, against the truth of a stretch."""
+    by_cause: dict[str, float] = {}
+    for (cause, _), seconds in charged.items():
+        by_cause[cause] = by_cause.get(cause, 0.0) + seconds
+    nobody_s = by_cause.get(UNATTRIBUTED, 0.0)
+    named = {cause: s for cause, s in by_cause.items() if cause != UNATTRIBUTED}
+    due: Mapping[str, float] = window["causes"]
+    stall_s, idle_s = window["stall_s"], window["idle_s"]
+    beyond = {
+        cause: max(0.0, seconds - due.get(cause, 0.0))
+        for cause, seconds in named.items()
+        if cause not in truth["allowed"]
+    }
+    # Beside a stall, the job's own idle time may be charged to anybody, and edges are blurred.
+    wrong_s = max(0.0, sum(beyond.values()) - ((idle_s - stall_s) + EDGE_S if due else 0.0))
+    right_s = sum(min(named.get(cause, 0.0), seconds) for cause, seconds in due.items())
+    subcause = truth["subcause"]
+    exact_s = sum(s for (cause, sub), s in charged.items() if cause in due and sub == subcause)
+    seen_s = sum(by_cause.values())
+    return Score(
+        fixture=f"{truth['kind']}-{truth['strength']}" + ("" if truth["probe"] else "-no-probe"),
+        kind=truth["kind"],
+        strength=truth["strength"],
+        window=window["name"],
+        role="control" if window["name"] == "calm" else truth["role"],
+        probe=probe,
+        wall_s=window["wall_s"],
+        idle_s=idle_s,
+        stall_s=stall_s,
+        seen_idle_s=seen_s,
+        right_share=right_s / stall_s if due else None,
+        right_subcause_share=min(1.0, exact_s / stall_s) if due and subcause else None,
+        wrong_s=wrong_s,
+        wrong_share=wrong_s / stall_s if due else None,
+        wrong_of_idle_share=wrong_s / seen_s if seen_s > 0 else 0.0,
+        blamed_share=sum(beyond.values()) / window["wall_s"] if not due else 0.0,
+        unattributed_share=nobody_s / seen_s if seen_s > 0 else 0.0,
+        points=_points(named, due, stall_s) if truth["role"] == "mixture" and due else None,
+        charged_s={"/".join(pair): s for pair, s in sorted(charged.items())},
+        foreign_cpu_s=truth["foreign_cpu_s"],
+        bars=bars(truth, window),
+    )
+
+
+def _points(named: Mapping[str, float], due: Mapping[str, float], stall_s: float) -> float:
+    return max(abs(named.get(cause, 0.0) - seconds) / stall_s for cause, seconds in due.items())
+
+
+def charge(folder: Path, rules: Sequence[Rule], edges: tuple[int, int]) -> dict[Any, float]:
+    """Idle seconds by (cause, subcause) that diagnose finds inside a stretch of a recording."""
+    with Recording([folder]) as recording:
+        if recording.damaged:
+            raise RuntimeError(f"{folder}: damaged: {recording.damaged[0]}")
+        machines = recording.con.execute(
+            "SELECT DISTINCT node, boot_id FROM gpu_activity"
+        ).fetchall()
+        spans = dict.fromkeys(machines, edges)
+        found = diagnose(recording.con, [str(folder)], rules, spans)
+    seconds: dict[Any, float] = {}
+    for row in found.ledger:
+        pair = (row.cause, row.subcause)
+        seconds[pair] = seconds.get(pair, 0.0) + row.idle_s
+    return seconds
+
+
+@contextmanager
+def without_probe(recording: Path) -> Iterator[Path]:
+    """The same recording without what the probe told: as if it had not been on."""
+    with tempfile.TemporaryDirectory(prefix="no-probe-") as name:
+        copy = Path(name) / "recording"
+        shutil.copytree(recording, copy, ignore=shutil.ignore_patterns(*PROBE_TABLES))
+        yield copy
+
+
+def score_fixture(fixture: Path, rules: Sequence[Rule]) -> list[Score]:
+    """All stretches of a fixture, with the probe (if it was on) and without."""
+    truth = json.loads((fixture / "truth.json").read_text(encoding="utf-8"))
+    recording = fixture / "recording"
+    scores = []
+    for window in truth["windows"]:
+        edges = (window["begin_ns"], window["end_ns"])
+        if truth["probe"]:
+            scores.append(score(truth, window, charge(recording, rules, edges), probe=True))
+        with without_probe(recording) as copy:
+            scores.append(score(truth, window, charge(copy, rules, edges), probe=False))
+    return scores
+
+
+def fixtures(folder: Path) -> list[Path]:
+    """All fixtures of a folder, by name."""
+    return sorted(path.parent for path in folder.glob("*/truth.json"))
+
+
+def misses(rows: Sequence[Score]) -> dict[str, float]:
+    """The bars that are missed, by stretch, each with its figure."""
+    told = {}
+    for row in rows:
+        for bar in row.bars:
+            figure, met = row.against(bar)
+            if not met:
+                told[row.name(bar)] = figure
+    return told
+
+
+_HEAD = (
+    f"{'kind':22}{'strength':10}{'stretch':10}{'probe':6}{'wall':>6}{'idle':>7}{'seen':>7}"
+    f"{'stall':>7}{'right':>8}{'wrong':>8}{'nobody':>8}{'blamed':>8}"
+)
+
+
+def line(row: Score) -> str:
+    """One row of the table; `wrong` is of the stall or, without one, of the idle time."""
+    wrong = row.wrong_of_idle_share if row.wrong_share is None else row.wrong_share
+    shares = (row.right_share, wrong, row.unattributed_share, row.blamed_share)
+    return (
+        f"{row.kind:22}{row.strength:10}{row.window:10}{'yes' if row.probe else 'no':6}"
+        f"{row.wall_s:6.1f}{row.idle_s:7.2f}{row.seen_idle_s:7.2f}{row.stall_s:7.2f}"
+        + "".join("       -" if share is None else f"{share:8.1%}" for share in shares)
+    )
+
+
+def summary(rows: Sequence[Score]) -> dict[str, Any]:
+    """Shares over all stalls together, by seconds; the worst control; with and without the probe.
+
+    Kinds are weighed alike by their mean, so that a kind with many strengths is not worth more.
+    """
+    told: dict[str, Any] = {}
+    for probe in (True, False):
+        mine = [row for row in rows if row.probe == probe]
+        stalls = [row for row in mine if row.right_share is not None]
+        if not stalls:
+            continue
+        total_s = sum(row.stall_s for row in stalls)
+        kinds: dict[str, list[float]] = {}
+        for row in stalls:
+            kinds.setdefault(row.kind, []).append(row.right_share or 0.0)
+        controls = [row.blamed_share for row in mine if row.role == "control"]
+        confusers = [r.wrong_of_idle_share for r in mine if r.role == "confuser" and not r.stall_s]
+        told["with probe" if probe else "without probe"] = {
+            "stall_s": total_s,
+            "right_share": sum((r.right_share or 0.0) * r.stall_s for r in stalls) / total_s,
+            "right_share_mean_of_kinds": sum(sum(v) / len(v) for v in kinds.values()) / len(kinds),
+            "wrong_share": sum(r.wrong_s for r in stalls) / total_s,
+            "unattributed_share": sum(r.unattributed_share * r.seen_idle_s for r in stalls)
+            / max(sum(r.seen_idle_s for r in stalls), 1e-9),
+            "worst_control_blamed_share": max(controls, default=None),
+            "worst_confuser_wrong_share": max(confusers, default=None),
+        }
+    return told
+
+
+def main() -> int:
+    """The table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--json", type=Path, help="write every figure there")
+    parser.add_argument("--missed", type=Path, help="write there which bars are missed")
+    parser.add_argument("--detail", action="store_true", help="say what was charged to whom")
+    args = parser.parse_args()
+    rules = load_rules(())
+    rows: list[Score] = []
+    sys.stdout.write(_HEAD + "\n")
+    for fixture in fixtures(args.folder):
+        for row in score_fixture(fixture, rules):
+            rows.append(row)
+            sys.stdout.write(line(row) + "\n")
+            if args.detail:
+                words = ", ".join(f"{k} {s:.2f}" for k, s in row.charged_s.items() if s > 0.005)
+                sys.stdout.write(f"    {words}\n")
+    told = summary(rows)
+    for name, figures in told.items():
+        words = ", ".join(
+            f"{key} {'-' if value is None else format(value, '.4g')}"
+            for key, value in figures.items()
+        )
+        sys.stdout.write(f"{name}: {words}\n")
+    if args.missed:
+        short = {name: round(figure, 4) for name, figure in misses(rows).items()}
+        args.missed.write_text(json.dumps(short, indent=1) + "\n", encoding="utf-8")
+    if args.json:
+        full = {"summary": told, "stretches": [asdict(row) for row in rows]}
+        args.json.write_text(json.dumps(full, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
