@@ -173,6 +173,7 @@ class _Ports:
         failed: list[str] = []
         bytes_ = _read_all(host, port.traffic, failed)
         read_ns = host.clock.mono_ns()
+        port.fast_ns = read_ns + _rest_ns(read_ns - began)
         values: dict[str, Any] = {**_NOTHING, **bytes_, **_read_all(host, port.rest, failed)}
         state = _text(host, f"{port.directory}/state", parse_state, failed)
         port.active = state == "active"
