@@ -30,7 +30,10 @@ _SCAN_EVERY_NS = 2 * NS_PER_S
 # A mount id that nobody lists makes its process's mounts be read again, not more often than this.
 _MOUNTS_EVERY_NS = 5 * NS_PER_S
 _MOUNTS_OLD_NS = 60 * NS_PER_S
-_DENIED = "not permitted to look at open files of other users' processes: needs CAP_SYS_PTRACE"
+_DENIED = (
+    "not permitted to look at open files of other users' processes: needs CAP_SYS_PTRACE and "
+    "CAP_DAC_READ_SEARCH"
+)
 # Open while a program starts, and no data.
 _CODE = (".py", ".pyc", ".so", ".egg", ".whl")
 _CODE_FOLDERS = ("/site-packages/", "/dist-packages/", "/lib/python")

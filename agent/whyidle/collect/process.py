@@ -30,7 +30,10 @@ from whyidle.schema import Process, ProcessInfo
 _STATUS_EVERY_NS = 5 * NS_PER_S
 # A refusal costs an open each time, and rights change rarely.
 _DENIED_NS = 60 * NS_PER_S
-_NO_IO = "not permitted to read /proc/PID/io of other users: needs CAP_SYS_PTRACE"
+_NO_IO = (
+    "not permitted to read /proc/PID/io of other users: needs CAP_SYS_PTRACE and "
+    "CAP_DAC_READ_SEARCH"
+)
 
 
 def make() -> Collect:

@@ -41,7 +41,10 @@ _ROUND_EVERY_NS = 10 * NS_PER_S
 _FORGET_NS = 60 * NS_PER_S
 # A process of a job holds a hundred descriptors, at 1.1 us each.
 _PROCESSES_BUDGET = 12
-_DENIED = "not permitted to look at open files of other users' processes: needs CAP_SYS_PTRACE"
+_DENIED = (
+    "not permitted to look at open files of other users' processes: needs CAP_SYS_PTRACE and "
+    "CAP_DAC_READ_SEARCH"
+)
 
 # Service, pid and start of the process.
 _Key = tuple[str, "int | None", "int | None"]
