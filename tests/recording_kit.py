@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 _LEAST = {"BIGINT": 0, "DOUBLE": 0.0, "VARCHAR": "", "BOOLEAN": False}
 
 
-def make_row(kind: Callable[..., _T], **values: object) -> _T:
+def make_row(kind: Callable[..., _T], /, **values: object) -> _T:
     """Return a row with these values, NULL where that may be and else the least there is."""
     filled: dict[str, object] = {
         column.name: None if column.nullable else _LEAST[column.type]
