@@ -299,7 +299,8 @@ def _share_out(
 ) -> None:
     """Give the empty time of each window to what the launching thread is known to have done."""
     empty = gpu.length[rows] / 1e9 * (1.0 - gpu.busy[rows])
-    total = np.add.reduce(list(certain.values())) / 1e9
+    # A wait that is not known takes nothing from what is.
+    total = np.add.reduce([np.nan_to_num(values) for values in certain.values()]) / 1e9
     scale = np.minimum(1.0, empty / np.maximum(total, 1e-12))
     for name, values in certain.items():
         seconds = values / 1e9 * scale
