@@ -6,7 +6,7 @@ PYVER  := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2]
 LOCK   := $(wildcard lock/py$(PYVER).txt)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types unit slow bench-traces lowest clean
+.PHONY: demo test lint types unit slow accuracy bench-traces lowest clean
 
 demo: $(READY)
 	@echo '$$ diagnose fixtures/traces/ddp-4-ranks-rank-1-loads-itself'
@@ -27,6 +27,10 @@ unit: $(READY)
 # Hundreds of kills at random moments, long runs: ten minutes.
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# What diagnose says of the recorded stalls, against the truth; every figure goes to accuracy.json.
+accuracy: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m stalls.score fixtures/stalls --json accuracy.json
 
 # Figures, side by side in one run; HolisticTraceAnalysis is installed into a place of its own.
 bench-traces: $(READY)
