@@ -96,6 +96,7 @@ def machine(root: Path) -> None:
         root,
         {
             "run/whyidle/probe/a.page": make_page(pid=RANK0, start_ns=50 * NS_PER_S),
+            "dev/kmsg": "6,1,5,-;usb 1-1: new device\n",
             "proc/stat": "cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\nprocs_running 1\n",
             "proc/pressure/cpu": psi,
             "proc/pressure/io": psi,
@@ -112,6 +113,9 @@ def machine(root: Path) -> None:
             f"{base}/{task}/cpu.stat": "usage_usec 5\nnr_periods 1\nnr_throttled 1\n",
             f"{base}/{task}/cpu.max": "100000 100000\n",
             f"{base}/{task}/cpu.pressure": psi,
+            f"{base}/{task}/memory.current": "4096\n",
+            "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 1 kB\n",
+            "sys/devices/system/node/node0/numastat": "numa_hit 5\n",
         },
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from whyidle.collect.block_device import BLOCK_DEVICE
 from whyidle.collect.cgroup_cpu import CGROUP_CPU
+from whyidle.collect.cgroup_memory import CGROUP_MEMORY
 from whyidle.collect.clocks import CLOCKS
 from whyidle.collect.collector import Collector
 from whyidle.collect.cpu import CPU
@@ -19,6 +20,7 @@ from whyidle.collect.gpu_total import GPU_TOTAL
 from whyidle.collect.mount import MOUNT
 from whyidle.collect.net_link import NET_LINK
 from whyidle.collect.nfs import NFS
+from whyidle.collect.numa import NUMA
 from whyidle.collect.nvme import NVME
 from whyidle.collect.pcie_gpudirect import GPUDIRECT
 from whyidle.collect.pcie_link import PCIE_LINK
@@ -45,11 +47,13 @@ ALL: tuple[Collector, ...] = (
     CPU,
     PRESSURE,
     VMSTAT,
+    NUMA,
     XID,
     BLOCK_DEVICE,
     NET_LINK,
     PROCESS,
     CGROUP_CPU,
+    CGROUP_MEMORY,
     MOUNT,
     FILE_USE,
     NVME,

@@ -36,6 +36,7 @@ from whyidle.schema.machine import (
     Pressure,
     Vmstat,
 )
+from whyidle.schema.memory import CgroupMemory, NumaNode
 from whyidle.schema.probe import Probe, ProbeEvent, ProbeInfo, ProbeLoader
 from whyidle.schema.process import Process, ProcessInfo
 from whyidle.schema.run import RunInfo, TraceStep
@@ -59,6 +60,7 @@ TABLES: tuple[type[Row], ...] = (
     AgentSelf,
     BlockDevice,
     CgroupCpu,
+    CgroupMemory,
     ClockReading,
     CollectorError,
     Cpu,
@@ -82,6 +84,7 @@ TABLES: tuple[type[Row], ...] = (
     NfsMount,
     NfsOp,
     NfsTransport,
+    NumaNode,
     NvLink,
     NvmeController,
     NvmeNamespace,
@@ -113,6 +116,7 @@ __all__ = [
     "AgentSelf",
     "BlockDevice",
     "CgroupCpu",
+    "CgroupMemory",
     "ClockReading",
     "CollectorError",
     "Cpu",
@@ -136,6 +140,7 @@ __all__ = [
     "NfsMount",
     "NfsOp",
     "NfsTransport",
+    "NumaNode",
     "NvLink",
     "NvmeController",
     "NvmeNamespace",
