@@ -219,7 +219,154 @@ def devices(tree: Tree) -> None:
     tree.files["sys/module/nvme_core/parameters/io_timeout"] = "30\n"
 
 
-PARTS: tuple[Callable[[Tree], None], ...] = (local_drive, tcp_target, rdma_target, devices)
+_EVENTS = "10 20 1 2 30 40 50 0 60 70 0 80 5 0 90 3 0 30 0 0 0 0 0 0 4 0 0"
+_NFS = """device nas:/train mounted on /mnt/nfs with fstype nfs4 statvers=1.1
+\topts:\trw,vers=4.1,rsize=1048576,wsize=1048576,hard,proto=tcp,nconnect=2,timeo=600,sec=sys
+\tage:\t7200
+\tcaps:\tcaps=0x3ffdf,wtmult=512,dtsize=32768,bsize=0,namlen=255
+\tevents:\t{events}
+\tbytes:\t5000000000 1000000 0 0 4000000000 1000000 976563 245
+\tRPC iostats version: 1.1  p/v: 100003/4 (nfs)
+\txprt:\ttcp 801 0 1 0 0 50000 49998 0 90000 1200 16 4000 3000
+\txprt:\ttcp 802 0 3 1 0 50010 50010 0 90500 1100 16 4100 3100
+\tper-op statistics
+\t        NULL: 1 1 0 44 24 0 1 1 0
+\t        READ: 60000 60012 3 12000000 4010000000 90000 600000 700000 0
+\t       WRITE: 100 100 0 1020000 16000 5 200 210 0
+\t        OPEN: 3000 3000 0 900000 1200000 30 3000 3100 0
+\t     GETATTR: 36909 36909 0 7000000 8000000 40 20000 21000 2
+\t     READDIR: 0 0 0 0 0 0 0 0 0
+
+"""
+_NFS3 = """device nas:/old mounted on /mnt/nfs3 with fstype nfs statvers=1.1
+\topts:\trw,vers=3,rsize=65536,wsize=65536,soft,proto=rdma,port=20049,timeo=600,retrans=2,sec=sys
+\tage:\t3600
+\tcaps:\tcaps=0x3fcf,wtmult=4096,dtsize=65536,bsize=0,namlen=255
+\tevents:\t{events}
+\tbytes:\t100 0 0 0 100 0 1 0
+\tRPC iostats version: 1.0  p/v: 100003/3 (nfs)
+\txprt:\trdma 0 0 2 0 5 40 40 0 44 1 10 2 0 8192 4096 0 30 1 2 0 0 0 0 20 9 0 0
+\tper-op statistics
+\t        NULL: 1 1 0 40 24 0 1 1
+\t        READ: 3 3 0 312 5472 0 1 1
+
+"""
+
+
+def nfs(tree: Tree) -> None:
+    """Two mounts, of which one is bound a second time."""
+    first = _NFS.format(events=_EVENTS)
+    tree.files["proc/self/mountstats"] = (
+        "device proc mounted on /proc with fstype proc\n"
+        + first
+        + first.replace("/mnt/nfs", "/mnt/bind")
+        + _NFS3.format(events=_EVENTS)
+    )
+
+
+_LLITE = """snapshot_time             1710759783.271040288 secs.nsecs
+read_bytes                1000 samples [bytes] 4096 1048576 900000000 850000000000000
+write_bytes               50 samples [bytes] 4096 1048576 50000000 50000000000000
+read                      1000 samples [usecs] 20 90000 4000000 90000000000
+write                     50 samples [usecs] 30 5000 60000 90000000
+open                      200 samples [usecs] 100 9000 100000 90000000
+getattr                   400 samples [usecs] 1 900 20000 9000000
+inode_permission          900 samples [usecs] 0 9 100 900
+"""
+_OSC = """snapshot_time             1710759783.271040288 secs.nsecs
+req_waittime              900 samples [usec] 50 80000 3600000 80000000000
+req_active                900 samples [reqs] 1 9 2700 9000
+read_bytes                700 samples [bytes] 4096 4194304 700000000 900000000000000
+ost_read                  700 samples [usec] 100 80000 3000000 80000000000
+obd_ping                  10 samples [usec] 100 200 1500 300000
+"""
+_IMPORT = """import:
+    name: syn-OST000{number}-osc-ffff9f0000000000
+    target: syn-OST000{number}_UUID
+    state: {state}
+    connect_flags: [ write_grant, server_lock, version ]
+    connection:
+       failover_nids: [ "10.2.0.1@o2ib", "10.2.0.2@o2ib" ]
+       current_connection: "10.2.0.{number}@o2ib"
+       connection_attempts: {number}
+    rpcs:
+       inflight: 8
+       unregistering: 0
+       timeouts: {number}
+       avg_waittime: 6054 usec
+"""
+
+
+def lustre(tree: Tree) -> None:
+    """A client of 2.14: two data targets, of which one is cut off, and one for names."""
+    base = "sys/kernel/debug/lustre"
+    tree.files[f"{base}/llite/syn-ffff9f0000000000/stats"] = _LLITE
+    for number, state in ((1, "FULL"), (2, "DISCONN")):
+        own = f"{base}/osc/syn-OST000{number}-osc-ffff9f0000000000"
+        tree.files[f"{own}/stats"] = _OSC
+        tree.files[f"{own}/import"] = _IMPORT.format(number=number, state=state)
+    tree.files[f"{base}/mdc/syn-MDT0000-mdc-ffff9f0000000000/stats"] = (
+        "snapshot_time             1710759783.271040288 secs.nsecs\n"
+        "req_waittime              30 samples [usec] 50 800 3600 900000\n"
+    )
+
+
+def fuse(tree: Tree) -> None:
+    """Two connections of which one has requests waiting."""
+    for number, waiting in ((60, 7), (61, 0)):
+        tree.attributes(
+            f"sys/fs/fuse/connections/{number}",
+            waiting=waiting,
+            max_background=12,
+            congestion_threshold=9,
+        )
+
+
+_GDS = """GDS Version: 1.11.0.15
+NVFS statistics(ver: 4.0)
+NVFS Driver(version: 2.22.3)
+Mellanox PeerDirect Supported: True
+IO stats: Enabled, peer IO stats: Disabled
+Logging level: info
+
+Active Shadow-Buffer (MiB): 128
+Active Process: 2
+Batches              : n=10 ok=9 err=1 Avg-Submit-Latency(usec)=12
+Reads                : n=4096 ok=4095 err=1 readMiB=4095 io_state_err=0
+Reads                : Bandwidth(MiB/s)=2048 Avg-Latency(usec)=450
+Sparse Reads         : n=0 io=0 holes=0 pages=0
+Writes               : n=64 ok=64 err=0 writeMiB=64 io_state_err=0 pg-cache=3 pg-cache-fail=0 \
+pg-cache-eio=0
+Writes               : Bandwidth(MiB/s)=512 Avg-Latency(usec)=900
+Mmap                 : n=8 ok=8 err=0 munmap=6
+Bar1-map             : n=8 ok=8 err=0 free=6 callbacks=0 active=2 delay-frees=0
+Error                : cpu-gpu-pages=0 sg-ext=0 dma-map=2 dma-ref=0
+Ops                  : Read=3 Write=0 BatchIO=1
+GPU 0000:19:00.0  uuid:12a86a5e-3002-108f-ee49-4b51266cdc07 : Registered_MiB=32 Cache_MiB=16 \
+max_pinned_MiB=64 cross_root_port(%)=25
+"""
+_PEERS = """gpu           peer          peerrank  p2pdist link gen  numa np2p class
+0000:19:00.0  0000:1a:00.0  0x20008   0x2     0x4  0x4  0x0  0    nvme
+0000:19:00.0  0000:9a:00.0  0x820088  0x82    0x10 0x5  0x1  0    network
+"""
+
+
+def gds(tree: Tree) -> None:
+    """GPUDirect Storage with its statistics on."""
+    tree.files["proc/driver/nvidia-fs/stats"] = _GDS
+    tree.files["proc/driver/nvidia-fs/peer_distance"] = _PEERS
+
+
+PARTS: tuple[Callable[[Tree], None], ...] = (
+    local_drive,
+    tcp_target,
+    rdma_target,
+    devices,
+    nfs,
+    lustre,
+    fuse,
+    gds,
+)
 
 
 def node() -> Tree:

@@ -159,6 +159,9 @@ _WHOLE = re.compile(
     r"|proc/(\d+/(stat|status|io|schedstat|wchan|cgroup)|pressure/\w+|stat)"
 )
 
+# Files that cannot be read at an offset, nor again: the kernel opens them as streams.
+_STREAMS = "sys/fs/fuse/connections/"
+
 
 class _Kept:
     """A kept descriptor, the buffer size that its file needed last, and how it is read."""
@@ -214,6 +217,8 @@ class LiveHost:
 
     def read_bytes(self, path: str, *, keep: bool = True) -> bytes:
         """Return a file whole, at most FILE_LIMIT_BYTES of it: a bigger one raises EFBIG."""
+        if path.startswith(_STREAMS):
+            return self._read_stream(path)
         kept = self._kept.get(path)
         if kept is None:
             kept = self._open(path, keep)
@@ -296,6 +301,16 @@ class LiveHost:
             os.close(kept.fd)
         for source in getattr(self, "_sources", {}).values():
             source.close()
+
+    def _read_stream(self, path: str) -> bytes:
+        """Read a file of one number, opened anew."""
+        kept = self._open(path, keep=False)
+        try:
+            return os.read(kept.fd, 4096)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, path) from None
+        finally:
+            os.close(kept.fd)
 
     def _open(self, path: str, keep: bool) -> _Kept:
         # O_NONBLOCK: opening a FIFO that somebody put in our way must not wait for its writer.

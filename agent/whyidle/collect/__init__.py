@@ -10,6 +10,8 @@ from whyidle.collect.collector import Collector
 from whyidle.collect.cpu import CPU
 from whyidle.collect.ethtool_port import ETHTOOL_PORT
 from whyidle.collect.file_use import FILE_USE
+from whyidle.collect.fuse import FUSE
+from whyidle.collect.gds import GDS
 from whyidle.collect.gpu_activity import GPU_ACTIVITY
 from whyidle.collect.gpu_event import GPU_EVENT
 from whyidle.collect.gpu_info import GPU_INFO
@@ -17,6 +19,7 @@ from whyidle.collect.gpu_nvlink import GPU_NVLINK
 from whyidle.collect.gpu_process import GPU_PROCESS
 from whyidle.collect.gpu_state import GPU_STATE
 from whyidle.collect.gpu_total import GPU_TOTAL
+from whyidle.collect.lustre import LUSTRE
 from whyidle.collect.mount import MOUNT
 from whyidle.collect.net_link import NET_LINK
 from whyidle.collect.nfs import NFS
@@ -65,4 +68,7 @@ ALL: tuple[Collector, ...] = (
     TOPOLOGY,
     GPUDIRECT,
     TCP_SOCKET,
+    LUSTRE,
+    FUSE,
+    GDS,
 )

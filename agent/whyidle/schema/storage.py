@@ -237,3 +237,137 @@ class NfsOp:
     rtt_ms: int | None = counter("From being sent to the reply.", unit="ms")
     execute_ms: int | None = counter("From the request to its end.", unit="ms")
     errors: int | None = counter("Ended with an error; NULL before RPC iostats 1.1.")
+
+
+@table
+class LustreMount:
+    """A Lustre client mount, once a second (llite stats). Times are NULL before Lustre 2.13."""
+
+    TABLE: ClassVar[str] = "lustre_mount"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    instance: str = key("Name of the client, such as lustre-ffff88105db50000.")
+    file_system: str = label("Name of the file system.")
+    mount_point: str | None = label("As in mount; NULL if mounts are not listed.")
+    reads: int | None = counter("Calls of read().")
+    read_bytes: int | None = counter("Read, page cache too.", unit="bytes")
+    read_us: int | None = counter("Time of reads, summed over them.", unit="us")
+    writes: int | None = counter("Calls of write().")
+    write_bytes: int | None = counter("Written.", unit="bytes")
+    write_us: int | None = counter("Time of writes, summed over them.", unit="us")
+    opens: int | None = counter("Files opened.")
+    open_us: int | None = counter("Time of opening, summed over them.", unit="us")
+    getattrs: int | None = counter("Attributes asked for.")
+    getattr_us: int | None = counter("Time of that, summed over them.", unit="us")
+
+
+@table
+class LustreTarget:
+    """A server target of a Lustre client (osc and mdc stats, import), every ten seconds."""
+
+    TABLE: ClassVar[str] = "lustre_target"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    instance: str = key("Name of the device, such as lustre-OST0000-osc-ffff88105db50000.")
+    target: str = label("Target, such as lustre-OST0000.")
+    kind: str = label("ost (data) or mdt (names and attributes).")
+    state: str | None = label("State of the import: FULL works, IDLE rests, others wait.")
+    connection: str | None = label("Server in use (NID).")
+    connects: int | None = counter("Attempts to connect.")
+    timeouts: int | None = counter("Requests that timed out.")
+    in_flight: int | None = gauge("Requests in flight.")
+    requests: int | None = counter("Requests completed (req_waittime).")
+    request_us: int | None = counter("Their time, summed over them.", unit="us")
+    read_bytes: int | None = counter("Read from the target.", unit="bytes")
+    write_bytes: int | None = counter("Written to it.", unit="bytes")
+    reads: int | None = counter("Read requests (ost_read).")
+    read_us: int | None = counter("Their time.", unit="us")
+    writes: int | None = counter("Write requests (ost_write).")
+    write_us: int | None = counter("Their time.", unit="us")
+
+
+@table
+class FuseConnection:
+    """A FUSE file system (/sys/fs/fuse/connections), once a second."""
+
+    TABLE: ClassVar[str] = "fuse_connection"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    device: str = key("As in mount; its minor number is the name of the connection.")
+    mount_point: str | None = label("As in mount; NULL if no mount of it is listed.")
+    fs_type: str | None = label("As in mount.")
+    kind: str | None = label("As in mount: fuse or object.")
+    waiting: int | None = gauge("Requests queued or being served by its daemon.")
+    max_background: int | None = gauge("Requests in the background (read-ahead) at most.")
+    congestion_threshold: int | None = gauge("From how many on it counts as congested.")
+
+
+@table
+class Gds:
+    """GPUDirect Storage (/proc/driver/nvidia-fs/stats), once a second.
+
+    I/O is counted only while statistics are on (rw_stats_enabled); else those columns are NULL. A
+    file that is absent is no proof that GDS is not used: newer drivers do without nvidia-fs.
+    """
+
+    TABLE: ClassVar[str] = "gds"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    version: str | None = label("Version of GDS.")
+    driver: str | None = label("Version of the nvidia-fs module.")
+    io_stats: bool | None = gauge("Whether I/O is counted; NULL where it is not said.")
+    peer_stats: bool | None = gauge("Whether I/O is counted by peer.")
+    processes: int | None = gauge("Processes that use it.")
+    shadow_buffer_bytes: int | None = gauge(
+        "Buffers of processes; without growing reads a sign of the compatibility mode.",
+        unit="bytes",
+    )
+    reads: int | None = counter("Reads begun.")
+    reads_done: int | None = counter("Reads that succeeded.")
+    read_errors: int | None = counter("Reads that failed.")
+    read_bytes: int | None = counter("Read (in steps of 1 MiB).", unit="bytes")
+    read_state_errors: int | None = counter("Reads refused for their state (io_state_err).")
+    writes: int | None = counter("Writes begun.")
+    writes_done: int | None = counter("Writes that succeeded.")
+    write_errors: int | None = counter("Writes that failed.")
+    write_bytes: int | None = counter("Written (in steps of 1 MiB).", unit="bytes")
+    write_state_errors: int | None = counter("Writes refused for their state.")
+    batches: int | None = counter("Batches submitted.")
+    batch_errors: int | None = counter("Batches that failed.")
+    page_cache_writes: int | None = counter("Writes that met pages in the cache (pg-cache).")
+    map_errors: int | None = counter("Failures to map GPU memory for DMA.")
+    in_progress: int | None = gauge("Reads, writes and batches in progress.")
+
+
+@table
+class GdsGpu:
+    """A GPU in GPUDirect Storage, once a second while processes use it, else once a minute."""
+
+    TABLE: ClassVar[str] = "gds_gpu"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    gpu: str = key("UUID, as in gpu_info.")
+    pci: str = label("PCI function.")
+    registered_bytes: int | None = gauge("GPU memory registered.", unit="bytes")
+    cache_bytes: int | None = gauge("Of the cache of bounce buffers.", unit="bytes")
+    max_pinned_bytes: int | None = gauge("Most that was pinned.", unit="bytes")
+    cross_root_port_ratio: float | None = gauge(
+        "Share of its I/O that crossed root ports.", unit="ratio"
+    )
+
+
+@table
+class GdsPeer:
+    """How far a device is from a GPU for GPUDirect (peer_distance), once a minute."""
+
+    TABLE: ClassVar[str] = "gds_peer"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    gpu_pci: str = key("PCI function of the GPU.")
+    peer_pci: str = key("PCI function of the drive or of the network card.")
+    peer_class: str | None = label("nvme, network ...")
+    rank: int | None = gauge("Rank of the peer: smaller is nearer (peerrank).")
+    distance: int | None = gauge("Distance over PCI bridges (p2pdist).")
+    link_width: int | None = gauge("Lanes of its link.")
+    link_generation: int | None = gauge("PCIe generation of its link.")
+    numa_node: int | None = label("Its memory node.")
