@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import storage_tree
 from job import LAUNCHER, RANK0, RANK1, job, put
 from probe_pages import make_page
 from trees import BEGIN_NS, write
@@ -20,8 +21,15 @@ from whyidle.faults import ALL_FAULTS, FaultHost
 from whyidle.host import Answer, Argument, Host, LiveHost, NvmlError
 from whyidle.schema import (
     TABLES,
+    GdsGpu,
+    GdsPeer,
     GpuActivity,
+    LustreTarget,
     Mount,
+    NfsTransport,
+    NvmeController,
+    NvmeNamespace,
+    NvmePath,
     ProbeEvent,
     ProbeInfo,
     Process,
@@ -30,9 +38,18 @@ from whyidle.schema import (
 from whyidle.table import Row, table_of
 
 UUIDS = ("GPU-a", "GPU-b")
-MOUNTS = "40 1 259:1 / / rw,relatime - ext4 /dev/nvme0n1p1 rw\n"
 # Tables that others write: the sampler about itself, readers of traces, and the keeper's ledger.
 LEDGER = {"ledger_minute", "ledger_total", "settled", "settled_gpu", "settlement"}
+RARE_STORAGE = (
+    GdsGpu,
+    GdsPeer,
+    LustreTarget,
+    Mount,
+    NfsTransport,
+    NvmeController,
+    NvmeNamespace,
+    NvmePath,
+)
 NOT_COLLECTED = {"agent_self", "collector_error", "run_info", "tick", "trace_step"} | LEDGER
 
 
@@ -84,6 +101,7 @@ class ModelNvml:
 
 def machine(root: Path) -> None:
     """A node with a job on it; made up, in the kernel's own formats."""
+    storage_tree.node().put(root)
     put(root, job())
     # A page must belong to the user of its process, and files of tests belong to who runs them.
     status = root / f"proc/{RANK0}/status"
@@ -102,12 +120,10 @@ def machine(root: Path) -> None:
             "proc/pressure/io": psi,
             "proc/pressure/memory": psi,
             "proc/vmstat": "pgmajfault 5\nworkingset_refault_file 6\nnr_dirty 7\n",
-            "proc/diskstats": "259 0 nvme0n1 10 1 80 5 20 2 160 6 3 7 8 1 0 8 1 4 9\n",
             "proc/net/dev": "Inter-|\n face |\n eth0: 1 2 3 4 5 6 7 8 9 1 2 3 4 5 6 7\n",
             "sys/class/net/eth0/device/vendor": "0x15b3\n",
             "sys/class/net/eth0/operstate": "up\n",
-            "proc/self/mountinfo": MOUNTS,
-            f"proc/{RANK0}/mountinfo": MOUNTS,
+            f"proc/{RANK0}/mountinfo": storage_tree.MOUNTINFO,
             f"proc/{RANK0}/fdinfo/7": "pos:\t0\nflags:\t0100000\nmnt_id:\t40\nino:\t3\n",
             f"{base}/cgroup.procs": "",
             f"{base}/{task}/cpu.stat": "usage_usec 5\nnr_periods 1\nnr_throttled 1\n",
@@ -170,7 +186,7 @@ def attempt(collect: Collect, host: Host) -> list[Row]:
 
 def told(rows: list[Row]) -> set[Any]:
     """Rows without what is told once or in a rhythm of its own: profiles, events, slow values."""
-    rare = (Mount, ProbeEvent, ProbeInfo, ProcessInfo)
+    rare = (*RARE_STORAGE, ProbeEvent, ProbeInfo, ProcessInfo)
     return {_without_slow(row) for row in rows if not isinstance(row, rare)}
 
 
