@@ -264,6 +264,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "whyidle"
     sys_version = ""
+    error_content_type = "text/plain; charset=utf-8"
+    error_message_format = "%(code)d %(message)s\n"
 
     def setup(self) -> None:
         """Shake hands, and read no more than a request may have."""
@@ -320,6 +322,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Count each answer, those of http.server's own to broken requests too."""
         self.server.count(code)
         super().send_response(code, message)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer with an error; http.server's own words would repeat what a stranger sent."""
+        super().send_error(code)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: what strangers send does not belong into the log; it is counted."""
