@@ -157,12 +157,14 @@ def _lifecycle(table: _Table, gpu: Gpu, known: Known, empty: Floats) -> None:
         alive = (gpu.t1 > proc.begin_ns) & (gpu.t0 < proc.end_ns)
         present |= alive
         used = active[(gpu.t1[active] > proc.begin_ns) & (gpu.t0[active] < proc.end_ns)]
-        if len(used):
+        before = gpu.busy_before_ns
+        began = before is not None and before > proc.begin_ns
+        if len(used) and not began:
             starting |= alive & (gpu.t1 <= gpu.t0[used[0]])
-            # A job that hangs and is killed at last was not ending all the while.
-            brief = proc.end_ns - gpu.t1[used[-1]] <= SHUTDOWN_NS
-            if brief and proc.end_ns < gpu.t1[-1]:
-                ending |= alive & (gpu.t0 >= gpu.t1[used[-1]])
+        last = int(gpu.t1[used[-1]]) if len(used) else before if began else None
+        # A job that hangs and is killed at last was not ending all the while.
+        if last is not None and proc.end_ns - last <= SHUTDOWN_NS and proc.end_ns < gpu.t1[-1]:
+            ending |= alive & (gpu.t0 >= last)
     # Who lists processes badly, as inside a container, would say that nobody computed.
     if known.node.listed and not (gpu.busy[~present] > 0).any():
         table.put("no_process_s", rows, np.where(present, 0.0, empty))

@@ -22,7 +22,7 @@ class Gpu:
     """A GPU of a node and its windows, in order and apart; `busy` is the share with kernels.
 
     `sm` is the mean share of SMs with a warp, NaN where it was not measured; `linked` says whether
-    bytes went over NVLink at all.
+    bytes went over NVLink at all; `busy_before_ns` is when kernels ran last before these windows.
     """
 
     node: str
@@ -37,6 +37,7 @@ class Gpu:
     source: str
     unknown_ns: int
     linked: bool = False
+    busy_before_ns: int | None = None
 
     @property
     def length(self) -> Ints:
@@ -51,6 +52,7 @@ class Gpu:
     def between(self, since_ns: int, until_ns: int) -> Gpu:
         """Return the GPU with those of its windows that end in (since, until]."""
         chosen = (self.t1 > since_ns) & (self.t1 <= until_ns)
+        used = self.t1[(self.t1 <= since_ns) & (self.busy > 0)]
         t0, t1 = self.t0[chosen], self.t1[chosen]
         return replace(
             self,
@@ -59,6 +61,7 @@ class Gpu:
             busy=self.busy[chosen],
             sm=self.sm[chosen],
             unknown_ns=_apart_ns(t0, t1),
+            busy_before_ns=int(used[-1]) if len(used) else self.busy_before_ns,
         )
 
 
@@ -68,14 +71,16 @@ def load(con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | N
     rows = fetch(
         con,
         "SELECT node, boot_id, uuid, source, mono_ns, t0_ns, t1_ns, gr_active_ratio,"
-        " sm_active_ratio, utilization_ratio, (coalesce(nvlink_tx_bytes, 0)"
-        " + coalesce(nvlink_rx_bytes, 0))::DOUBLE AS nvlink_bytes FROM gpu_activity"
-        " WHERE mono_ns > $since AND mono_ns <= $until ORDER BY node, boot_id, uuid, mono_ns",
+        " sm_active_ratio, utilization_ratio, coalesce(nvlink_tx_bytes, 0)::DOUBLE"
+        " + coalesce(nvlink_rx_bytes, 0)::DOUBLE AS nvlink_bytes FROM gpu_activity"
+        " WHERE mono_ns > $since AND mono_ns <= $until AND uuid IS NOT NULL"
+        " ORDER BY node, boot_id, uuid, mono_ns",
         {
             "since": -(1 << 62) if since_ns is None else since_ns,
             "until": (1 << 62) if until_ns is None else until_ns,
         },
     )
+    used = _busy_before(con, since_ns)
     split = {parent for (_, parent, _, _) in infos.values() if parent is not None}
     found = []
     for (node, boot_id, uuid), own in rows.groups("node", "boot_id", "uuid").items():
@@ -84,8 +89,24 @@ def load(con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | N
             continue  # its MIG devices are the GPUs
         gpu = _gpu(own, (node, boot_id, uuid), index, name)
         if len(gpu.t0):
-            found.append(gpu)
+            found.append(replace(gpu, busy_before_ns=used.get((node, boot_id, uuid))))
     return sorted(found, key=lambda gpu: (gpu.node, gpu.boot_id, gpu.index or 0, gpu.uuid))
+
+
+def _busy_before(
+    con: duckdb.DuckDBPyConnection, since_ns: int | None
+) -> dict[tuple[str, str, str], int]:
+    """Return when kernels ran last on each GPU by then: what computed once is not starting."""
+    if since_ns is None:
+        return {}
+    return {
+        (node, boot_id, uuid): last
+        for node, boot_id, uuid, last in con.execute(
+            "SELECT node, boot_id, uuid, max(mono_ns) FROM gpu_activity WHERE mono_ns <= $since"
+            " AND coalesce(gr_active_ratio, utilization_ratio) > 0 GROUP BY ALL",
+            {"since": since_ns},
+        ).fetchall()
+    }
 
 
 _Info = tuple["int | None", "str | None", "str | None", "str | None"]
@@ -106,7 +127,8 @@ def _infos(con: duckdb.DuckDBPyConnection) -> dict[tuple[str, str, str], _Info]:
 def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name: str | None) -> Gpu:
     node, boot_id, uuid = identity
     measured = ~np.isnan(rows["gr_active_ratio"].astype(np.float64))
-    windowed = measured & ~np.isnan(rows["t0_ns"].astype(np.float64))
+    edges = rows["t0_ns"].astype(np.float64) + rows["t1_ns"].astype(np.float64)
+    windowed = measured & ~np.isnan(edges)
     source = "nvml"
     linked = bool((rows["nvlink_bytes"] > LINKED_BYTES).any())
     if windowed.any():
