@@ -16,7 +16,7 @@ from whyidle.clock import NS_PER_S
 from whyidle_rules import evidence
 from whyidle_rules.allocate import allocate
 from whyidle_rules.compile_levels import quoted
-from whyidle_rules.recording import phases, processes, ranks, surroundings, windows
+from whyidle_rules.recording import phases, processes, ranks, spin, surroundings, windows
 from whyidle_rules.recording.fill import Known, gpu_evidence
 from whyidle_rules.recording.series import Array
 from whyidle_rules.recording.spans import Machine
@@ -85,10 +85,11 @@ def fill(
     count = 0
     known: dict[tuple[str, str], Known] = {}
     for gpu in gpus:
-        where = gpu.machine
-        if where not in known:
-            known[where] = _known(con, where, gpus)
-        columns = gpu_evidence(gpu, known[where])
+        if gpu.machine not in known:
+            known[gpu.machine] = _known(con, gpu.machine, gpus)
+    jobs = [known[gpu.machine].job_of(gpu) for gpu in gpus]
+    for gpu, full in zip(gpus, spin.fills(gpus, jobs), strict=True):
+        columns = gpu_evidence(gpu, known[gpu.machine], full)
         columns["window_id"] = np.arange(count, count + len(gpu.t0), dtype=np.int64)
         _insert(con, columns)
         first.append(count)

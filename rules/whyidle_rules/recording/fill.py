@@ -45,18 +45,18 @@ class Known:
     around: Surroundings
     ranks: Mapping[str, Rank]
 
-    def communicates(self, gpu: Gpu) -> bool:
-        """Say whether the GPU is seen to communicate with others of its job."""
+    def job_of(self, gpu: Gpu) -> int:
+        """Return the size of the job that the GPU is seen to communicate in, -1 for none."""
         for proc in self.node.launchers(gpu.uuid):
             told = self.told.get(proc.identity)
             world = (told.info.get("world_size") if told else None) or proc.info.get("world_size")
             kinds = (proc.info.get("thread_kinds") or "").split(",")
-            if "nccl" in kinds and (world is None or world > 1):
-                return True
-            if gpu.linked and world is not None and world > 1:
-                return True
+            if ("nccl" in kinds and world != 1) or (gpu.linked and (world or 1) > 1):
+                return int(world or 0)
         rank = self.ranks.get(gpu.uuid)
-        return rank is not None and rank.communicates and (rank.world_size or 2) > 1
+        if rank is not None and rank.communicates and rank.world_size != 1:
+            return int(rank.world_size or 0)
+        return -1
 
 
 class _Table:
@@ -76,8 +76,11 @@ class _Table:
         self.columns[name][rows] = values
 
 
-def gpu_evidence(gpu: Gpu, known: Known) -> dict[str, Array]:
-    """Return the columns of a GPU's windows; NaN and None are unknown."""
+def gpu_evidence(gpu: Gpu, known: Known, fill: float | None) -> dict[str, Array]:
+    """Return the columns of a GPU's windows; NaN and None are unknown.
+
+    `fill` is the share of SMs that computing holds at its best (spin.fills).
+    """
     table = _Table(len(gpu.t0))
     every = slice(0, len(gpu.t0))
     length = gpu.length / 1e9
@@ -86,7 +89,7 @@ def gpu_evidence(gpu: Gpu, known: Known) -> dict[str, Array]:
     table.put("t1_ns", every, gpu.t1)
     table.put("d_s", every, length)
     table.put("empty_s", every, empty)
-    _spinning(table, gpu, known)
+    _spinning(table, gpu, known, fill)
     table.put("gap_s", every, _gaps(gpu))
     table.put("node", every, gpu.node)
     table.put("uuid", every, gpu.uuid)
@@ -103,12 +106,11 @@ def gpu_evidence(gpu: Gpu, known: Known) -> dict[str, Array]:
     return table.columns
 
 
-def _spinning(table: _Table, gpu: Gpu, known: Known) -> None:
+def _spinning(table: _Table, gpu: Gpu, known: Known, fill: float | None) -> None:
     every = slice(0, len(gpu.t0))
     length = gpu.length / 1e9
-    fill = spin.compute_fill(gpu.busy, gpu.sm)
     least, most = spin.spinning(gpu.busy, gpu.sm, fill)
-    if not known.communicates(gpu):
+    if known.job_of(gpu) < 0:
         least, most = np.zeros(len(least)), np.zeros(len(most))
     table.put("spinning_s", every, length * least)
     table.put("working_s", every, length * (gpu.busy - least))

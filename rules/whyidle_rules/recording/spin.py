@@ -13,9 +13,12 @@ communication by a point of wall, and the upper one never below it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from whyidle_rules.recording.series import Floats
+from whyidle_rules.recording.windows import Gpu
 
 # Of the SMs: 16 to 24 channels on 132, 8 on 108.
 COMM_FILL_LEAST = 0.08
@@ -29,6 +32,8 @@ APART_LEAST = 0.2
 # Windows with less than this say little of how full the chip was.
 BUSY_LEAST = 0.2
 WINDOWS_LEAST = 3
+# Ranks whose tensor cores (or memory) were busy for times that differ by less do the same work.
+ALIKE_RATIO = 0.15
 
 
 def compute_fill(busy: Floats, sm: Floats) -> float | None:
@@ -37,6 +42,26 @@ def compute_fill(busy: Floats, sm: Floats) -> float | None:
     if int(told.sum()) < WINDOWS_LEAST:
         return None
     return float(min(1.0, np.quantile(sm[told] / busy[told], COMPUTE_QUANTILE)))
+
+
+def fills(gpus: Sequence[Gpu], jobs: Sequence[int]) -> list[float | None]:
+    """Return the fill of each GPU; `jobs` numbers the job of each, -1 for none that communicates.
+
+    Where steps are shorter than windows, each window of a rank that waits in every step is a
+    mixture, and its own highest fill is too low. A peer that does the same work, by what its tensor
+    cores or its memory were busy, fills the chip alike when it computes: the higher one counts.
+    """
+    own = [compute_fill(gpu.busy, gpu.sm) for gpu in gpus]
+    found = list(own)
+    for i, mine in enumerate(gpus):
+        for j, peer in enumerate(gpus):
+            other, best = own[j], found[i]
+            alike = jobs[i] >= 0 and jobs[i] == jobs[j] and mine.name == peer.name
+            if other is None or best is None or other <= best or not alike:
+                continue
+            if mine.work_s > 0 and abs(mine.work_s - peer.work_s) <= ALIKE_RATIO * peer.work_s:
+                found[i] = other
+    return found
 
 
 def spinning(busy: Floats, sm: Floats, fill: float | None) -> tuple[Floats, Floats]:

@@ -22,7 +22,8 @@ class Gpu:
     """A GPU of a node and its windows, in order and apart; `busy` is the share with kernels.
 
     `sm` is the mean share of SMs with a warp, NaN where it was not measured; `linked` says whether
-    bytes went over NVLink at all; `busy_before_ns` is when kernels ran last before these windows.
+    bytes went over NVLink at all; `busy_before_ns` is when kernels ran last before these windows;
+    `work_s` is how long its tensor cores were busy in all, or where they were not, its memory.
     """
 
     node: str
@@ -37,6 +38,7 @@ class Gpu:
     source: str
     unknown_ns: int
     linked: bool = False
+    work_s: float = 0.0
     busy_before_ns: int | None = None
 
     @property
@@ -72,7 +74,8 @@ def load(con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | N
         con,
         "SELECT node, boot_id, uuid, source, mono_ns, t0_ns, t1_ns, gr_active_ratio,"
         " sm_active_ratio, utilization_ratio, coalesce(nvlink_tx_bytes, 0)::DOUBLE"
-        " + coalesce(nvlink_rx_bytes, 0)::DOUBLE AS nvlink_bytes FROM gpu_activity"
+        " + coalesce(nvlink_rx_bytes, 0)::DOUBLE AS nvlink_bytes,"
+        " tensor_active_ratio, dram_active_ratio FROM gpu_activity"
         " WHERE mono_ns > $since AND mono_ns <= $until AND uuid IS NOT NULL"
         " ORDER BY node, boot_id, uuid, mono_ns",
         {
@@ -162,6 +165,7 @@ def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name:
         sm=sm,
         source=source,
         linked=linked,
+        work_s=_work_s(rows),
         unknown_ns=_apart_ns(t0, t1),
     )
 
@@ -169,3 +173,13 @@ def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name:
 def _apart_ns(t0: Ints, t1: Ints) -> int:
     """Return the time between windows."""
     return int(np.maximum(t0[1:] - t1[:-1], 0).sum())
+
+
+def _work_s(rows: Columns) -> float:
+    """Return for how long tensor cores were busy, else memory; 0 where neither was measured."""
+    length = (rows["t1_ns"].astype(np.float64) - rows["t0_ns"].astype(np.float64)) / 1e9
+    for name in ("tensor_active_ratio", "dram_active_ratio"):
+        total = float(np.nansum(rows[name].astype(np.float64) * length))
+        if total > 0:
+            return total
+    return 0.0
