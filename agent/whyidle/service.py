@@ -87,6 +87,8 @@ class Service:
             self._supervisor.begin(self._config.sampler, self._keeper_arguments(self._config))
         except OSError as error:
             raise UserError(f"cannot start the agent: {error.strerror}; try again") from error
+        if SAMPLER_PART not in self._parts:
+            self._say_ready()  # the sampler starts behind it, and must not wait for its first cycle
         while not self._to_stop(signal.sigtimedwait(SIGNALS, TEND_S)):
             self._tend()
         self._notifier.stopping()
@@ -106,9 +108,7 @@ class Service:
             self._heed_requests()
         supervisor.tend()
         if not self._ready and supervisor.ready():
-            self._ready = True
-            LOG.info("recording into %s", self._config.recording)
-            self._notifier.ready(self._status())
+            self._say_ready()
         hung = supervisor.overdue()
         if not hung:
             self._notifier.alive()
@@ -116,6 +116,12 @@ class Service:
             LOG.error("%s", hung)
             self._notifier.status(hung)
         self._hung = hung
+
+    def _say_ready(self) -> None:
+        self._ready = True
+        status = self._status()
+        LOG.info("%s", status)
+        self._notifier.ready(status)
 
     def _heed_requests(self) -> None:
         """Let go of the GPUs if somebody asked for them, or take them back."""
