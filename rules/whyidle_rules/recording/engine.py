@@ -122,7 +122,8 @@ def _cast(column: evidence.Column) -> str:
     name = quoted(column.name)
     if column.type in ("VARCHAR", "BIGINT"):
         return f"CAST({name} AS {column.type})"
+    # A number that does not fit its column is none that anybody meant.
     known = f"CASE WHEN isnan({name}) THEN NULL ELSE {name} END"
     if column.type == "BOOLEAN":
         return f"CASE WHEN isnan({name}) THEN NULL ELSE {name} > 0 END"
-    return f"CAST({known} AS {column.type})"
+    return f"TRY_CAST({known} AS {column.type})"

@@ -167,11 +167,16 @@ def _lifecycle(table: _Table, gpu: Gpu, known: Known, empty: Floats) -> None:
         # A job that hangs and is killed at last was not ending all the while.
         if last is not None and proc.end_ns - last <= SHUTDOWN_NS and proc.end_ns < gpu.t1[-1]:
             ending |= alive & (gpu.t0 >= last)
+    for first, last in known.node.unread.get(gpu.uuid, ()):
+        present |= (gpu.t1 > first) & (gpu.t0 < last)
+    # Without a clock, who is seen later may have been there already.
+    latest = max((proc.begin_ns for proc in launchers), default=0)
+    sure = present | (gpu.t0 >= latest) if not known.node.dated else np.ones_like(present)
     # Who lists processes badly, as inside a container, would say that nobody computed.
     if known.node.listed and not (gpu.busy[~present] > 0).any():
-        table.put("no_process_s", rows, np.where(present, 0.0, empty))
+        table.put("no_process_s", rows, np.where(sure, np.where(present, 0.0, empty), np.nan))
     if launchers:
-        table.put("startup_s", rows, np.where(starting, empty, 0.0))
+        table.put("startup_s", rows, np.where(sure, np.where(starting, empty, 0.0), np.nan))
         table.put("shutdown_s", rows, np.where(ending, empty, 0.0))
 
 
@@ -186,7 +191,7 @@ def _of_process(table: _Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) 
     _identity(table, rows, proc, told)
     if told is not None:
         inside = told.inside(t0, t1)
-        covered = (t0 >= told.begin_ns) & (t1 <= told.end_ns)
+        covered = told.covers(t0, t1)
         self_loading = told.workers == 0
     else:
         inside = {name: np.zeros(len(t0)) for name in phases.COLUMNS}
@@ -211,7 +216,8 @@ def _of_process(table: _Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) 
             own = np.maximum(0.0, own - busy_with)
         certain[name] = certain.get(name, 0.0) + own
     _share_out(table, gpu, rows, certain, covered, told is not None)
-    _rest(table, gpu, proc, rows, main)
+    # Who publishes a page and was not read may have waited: what is left is nobody's.
+    _rest(table, gpu, proc, rows, main, covered if told is not None else ~covered)
 
 
 def _identity(table: _Table, rows: slice, proc: Proc, told: Told | None) -> None:
@@ -318,7 +324,7 @@ def _share_out(
             table.put(name, rows, np.where(workers > 0, seconds, np.nan))
 
 
-def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares) -> None:
+def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certain: Truths) -> None:
     """Give out what is left of the empty time by what the launching thread did meanwhile.
 
     While the GPU is busy the thread may sleep, as it waits for the GPU; so what ran, was ready or
@@ -334,7 +340,7 @@ def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares) -> Non
     per = np.where(awake > 0, used / np.where(awake > 0, awake, 1.0), 0.0)
     asleep = left - used
     writing = _writing(gpu, proc, rows)
-    unknown = np.isnan(awake)
+    unknown = np.isnan(awake) | ~certain
     parts = {
         "main_run_s": per * main.run,
         "main_ready_s": per * main.ready,

@@ -18,7 +18,7 @@ from whyidle.clock import NS_PER_S
 from whyidle_rules import intervals
 from whyidle_rules.intervals import Ints
 from whyidle_rules.recording.processes import Identity
-from whyidle_rules.recording.series import Columns, Counter, Floats, counter, fetch
+from whyidle_rules.recording.series import Columns, Counter, Floats, Truths, counter, fetch
 
 # A page is read 8 times a second, and tells at least once a second that it is still there.
 GAP_NS = 3 * NS_PER_S
@@ -70,8 +70,13 @@ class Told:
     steps: int | None
     info: Mapping[str, Any]
 
+    def covers(self, t0: Ints, t1: Ints) -> Truths:
+        """Return whether the page was read before, after, and often enough in each window."""
+        inside = (t0 >= self.begin_ns) & (t1 <= self.end_ns)
+        return np.asarray(inside & self.short_waits.covers(t0, t1), dtype=bool)
+
     def inside(self, t0: Ints, t1: Ints) -> dict[str, Floats]:
-        """Return the nanoseconds of each column in each window; all windows lie in the timeline."""
+        """Return the nanoseconds of each column in each window, as far as it is covered."""
         found = {
             name: intervals.covered_ns(self.spans.get(name, intervals.EMPTY), t0, t1).astype(
                 np.float64
@@ -90,7 +95,10 @@ def load(
 ) -> dict[Identity, Told]:
     """Return the timelines of all processes of a node that published a page."""
     at = {"node": node, "boot": boot_id, "since": since_ns, "until": until_ns}
-    where = "node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until"
+    where = (
+        "node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until"
+        " AND pid IS NOT NULL AND start_ns IS NOT NULL"
+    )
     totals = fetch(
         con,
         "SELECT pid, start_ns, mono_ns, data_wait_ns::DOUBLE AS data_wait_ns,"
@@ -103,7 +111,8 @@ def load(
     events = fetch(
         con,
         "SELECT pid, start_ns, sequence, kind, begin_ns, end_ns FROM probe_event"
-        f" WHERE {where} AND NOT background AND kind <> 'step' ORDER BY pid, start_ns, sequence",
+        f" WHERE {where} AND NOT background AND kind <> 'step' AND begin_ns IS NOT NULL"
+        " AND end_ns IS NOT NULL ORDER BY pid, start_ns, sequence",
         at,
     ).groups("pid", "start_ns")
     loaders = _loaders(con, at)
@@ -112,7 +121,8 @@ def load(
         for pid, start, rank, world, local in con.execute(
             "SELECT pid, start_ns, arg_max(rank, mono_ns), arg_max(world_size, mono_ns),"
             " arg_max(local_rank, mono_ns) FROM probe_info"
-            " WHERE node = $node AND boot_id = $boot GROUP BY ALL",
+            " WHERE node = $node AND boot_id = $boot AND pid IS NOT NULL"
+            " AND start_ns IS NOT NULL GROUP BY ALL",
             {"node": node, "boot": boot_id},
         ).fetchall()
     }
@@ -129,8 +139,9 @@ def _loaders(
     found: dict[Identity, list[tuple[int | None, float]]] = {}
     for pid, start, workers, waited in con.execute(
         "SELECT pid, start_ns, arg_max(workers, mono_ns),"
-        " max(coalesce(wait_ns, 0) + coalesce(outside_wait_ns, 0))::DOUBLE FROM probe_loader"
+        " max(coalesce(wait_ns, 0)::DOUBLE + coalesce(outside_wait_ns, 0)) FROM probe_loader"
         " WHERE node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until"
+        " AND pid IS NOT NULL AND start_ns IS NOT NULL"
         " GROUP BY pid, start_ns, place ORDER BY pid, start_ns, place",
         dict(at),
     ).fetchall():
@@ -154,14 +165,16 @@ def _told(
             if kind == "data_wait":
                 waits.append(span)
     last_ns = int(rows["mono_ns"][-1])
-    for since, column in (
+    phase = rows["phase"][-1]
+    for since, going_on in (
         (rows["waiting_since_ns"][-1], WAIT),
-        (rows["phase_since_ns"][-1], _COLUMNS.get(str(rows["phase"][-1]), OTHER)),
+        (rows["phase_since_ns"][-1], None if phase is None else _COLUMNS.get(phase, OTHER)),
     ):
-        if since == since and since < last_ns:  # not NaN: still going on at the end
+        # What is going on at the end has no record; a phase without a name is none.
+        if going_on is not None and since == since and since < last_ns:
             span = np.array([[int(since), last_ns]], dtype=np.int64)
-            spans.setdefault(column, []).append(span)
-            if column == WAIT:
+            spans.setdefault(going_on, []).append(span)
+            if going_on == WAIT:
                 waits.append(span)
     apart: dict[str, Ints] = {}
     taken = intervals.EMPTY
@@ -190,12 +203,14 @@ def _short_waits(rows: Columns, known: Ints) -> Counter:
     waiting = rows["waiting_since_ns"].astype(np.float64)
     under_way = np.where(np.isnan(waiting), 0.0, np.maximum(times - waiting, 0.0))
     total = rows["data_wait_ns"].astype(np.float64) + under_way
-    total = total + np.nan_to_num(rows["outside_wait_ns"].astype(np.float64))
+    total = total + rows["outside_wait_ns"].astype(np.float64)
+    told = ~np.isnan(total)
+    times, total = times[told], total[told]
     if len(times) == 0:
         return counter(times, total, gap_ns=GAP_NS)
     exact = intervals.covered_ns(known, np.full(len(times), times[0]), times)
-    rest = np.maximum.accumulate(np.nan_to_num(total - total[0]) - exact)
+    rest = np.maximum.accumulate(total - total[0] - exact)
     steps = np.maximum(np.diff(total) - np.diff(exact), 0.0)
-    grown = np.concatenate(([0.0], np.cumsum(np.nan_to_num(steps))))
+    grown = np.concatenate(([0.0], np.cumsum(steps)))
     # Per reading a wait may be counted a reading late: what evens out is nothing new.
     return counter(times, np.minimum(grown, np.maximum(rest, 0.0)), gap_ns=GAP_NS)

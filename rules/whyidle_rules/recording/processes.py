@@ -28,14 +28,17 @@ _FUSE_CHANNELS = "^(request_wait_answer|fuse_)"
 
 _QUERY = f"""
 SELECT pid, start_ns, mono_ns, parent_pid, kind,
-  coalesce(state = 'D' OR regexp_matches(wait_channel, '{_IO_CHANNELS}'), false)::INTEGER AS io,
+  CASE WHEN state IS NOT NULL THEN
+    coalesce(state = 'D' OR regexp_matches(wait_channel, '{_IO_CHANNELS}'), false)::INTEGER END
+    AS io,
   coalesce(regexp_matches(wait_channel, '{_FUSE_CHANNELS}'), false)::INTEGER AS fuse,
   (state IN ('S', 'D', 'I', 'T', 't'))::INTEGER AS waits,
-  coalesce(main_run_ns, user_ns + system_ns)::DOUBLE AS run_ns,
+  coalesce(main_run_ns::DOUBLE, user_ns::DOUBLE + system_ns::DOUBLE) AS run_ns,
   main_run_delay_ns::DOUBLE AS ready_ns, blkio_delay_ns::DOUBLE AS blkio_ns,
   read_bytes::DOUBLE AS read_bytes, write_bytes::DOUBLE AS write_bytes,
   rchar_bytes::DOUBLE AS rchar_bytes
 FROM process WHERE node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until
+  AND pid IS NOT NULL AND start_ns IS NOT NULL
 ORDER BY pid, start_ns, mono_ns
 """
 
@@ -60,6 +63,9 @@ class Node:
     procs: dict[Identity, Proc] = field(default_factory=dict)
     on_gpu: dict[str, set[Identity]] = field(default_factory=dict)
     listed: bool = False  # whether the driver lists processes here at all
+    dated: bool = False  # whether it is known when processes started
+    # From when to when the driver listed processes of which there is no reading.
+    unread: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def launchers(self, uuid: str) -> list[Proc]:
         """Return the processes that had a GPU, in order of their beginning."""
@@ -98,14 +104,16 @@ def load(
     here = {"node": node, "boot": boot_id}
     boot_minus_mono = _one(
         con,
-        "SELECT median(boot_ns - mono_ns) FROM clock WHERE node = $node AND boot_id = $boot",
+        "SELECT median(boot_ns::HUGEINT - mono_ns)::DOUBLE FROM clock WHERE node = $node"
+        " AND boot_id = $boot",
         here,
     )
     infos = {
         (int(row[0]), int(row[1])): dict(zip(_INFO, row[2:], strict=True))
         for row in con.execute(
             f"SELECT pid, start_ns, {', '.join(f'arg_max({n}, mono_ns)' for n in _INFO)}"
-            " FROM process_info WHERE node = $node AND boot_id = $boot GROUP BY ALL",
+            " FROM process_info WHERE node = $node AND boot_id = $boot AND pid IS NOT NULL"
+            " AND start_ns IS NOT NULL GROUP BY ALL",
             here,
         ).fetchall()
     }
@@ -113,11 +121,12 @@ def load(
         (int(pid), int(start)): int(ns)
         for pid, start, ns in con.execute(
             "SELECT pid, start_ns, max(closed_ns) FROM probe_info"
-            " WHERE node = $node AND boot_id = $boot AND closed_ns IS NOT NULL GROUP BY ALL",
+            " WHERE node = $node AND boot_id = $boot AND closed_ns IS NOT NULL"
+            " AND pid IS NOT NULL AND start_ns IS NOT NULL GROUP BY ALL",
             here,
         ).fetchall()
     }
-    found = Node()
+    found = Node(dated=boot_minus_mono is not None)
     for (pid, start_ns), rows in fetch(con, _QUERY, at).groups("pid", "start_ns").items():
         who = (int(pid), int(start_ns))
         info = infos.get(who, {})
@@ -134,7 +143,7 @@ def load(
             rows=rows,
             info=info,
         )
-    _gpus(con, found, here)
+    _gpus(con, found, here, boot_minus_mono)
     return found
 
 
@@ -144,22 +153,36 @@ _INFO = (
 )  # fmt: skip
 
 
-def _gpus(con: duckdb.DuckDBPyConnection, node: Node, here: Mapping[str, Any]) -> None:
+def _gpus(
+    con: duckdb.DuckDBPyConnection,
+    node: Node,
+    here: Mapping[str, Any],
+    boot_minus_mono: float | None,
+) -> None:
     """Learn which process had which GPU."""
     rows = con.execute(
-        "SELECT DISTINCT uuid, pid, start_ns FROM gpu_process"
-        " WHERE node = $node AND boot_id = $boot AND start_ns IS NOT NULL",
+        "SELECT uuid, pid, start_ns, min(mono_ns), max(mono_ns) FROM gpu_process"
+        " WHERE node = $node AND boot_id = $boot AND pid IS NOT NULL AND start_ns IS NOT NULL"
+        " AND mono_ns IS NOT NULL GROUP BY ALL",
         here,
     ).fetchall()
-    for uuid, pid, start_ns in rows:
-        node.on_gpu.setdefault(uuid, set()).add((int(pid), int(start_ns)))
-    ran = _one(
-        con,
-        "SELECT count(*) FROM tick WHERE collector = 'gpu_process' AND rows IS NOT NULL"
-        " AND node = $node AND boot_id = $boot",
-        here,
+    for uuid, pid, start_ns, first, last in rows:
+        who = (int(pid), int(start_ns))
+        node.on_gpu.setdefault(uuid, set()).add(who)
+        if who not in node.procs:
+            began = first if boot_minus_mono is None else int(start_ns - boot_minus_mono)
+            held = (min(began, first), last + _UNSEEN_NS)
+            node.unread.setdefault(uuid, []).append(held)
+    # Rows that it returned and the recording does not hold are lost: then nobody is known.
+    node.listed = bool(
+        _one(
+            con,
+            "SELECT count(*) > 0 AND (sum(rows) = 0 OR $any) FROM tick"
+            " WHERE collector = 'gpu_process' AND rows IS NOT NULL"
+            " AND node = $node AND boot_id = $boot",
+            {**here, "any": bool(rows)},
+        )
     )
-    node.listed = bool(ran)
     if rows:
         return
     # In a container without the host's processes the driver lists nobody.

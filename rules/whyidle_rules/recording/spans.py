@@ -33,10 +33,10 @@ LAST_TEN_MINUTES = Moment(before_end_ns=600 * NS_PER_S)
 def moment(text: str) -> Moment:
     """Parse one; a time without an offset is local time. Raises UserError."""
     matches = list(_NUMBER.finditer(text))
-    if matches and "".join(match.group() for match in matches) == text:
-        seconds = sum(float(match[1]) * _UNITS_S[match[2]] for match in matches)
-        return Moment(after_start_ns=round(seconds * NS_PER_S))
     try:
+        if matches and "".join(match.group() for match in matches) == text:
+            seconds = sum(float(match[1]) * _UNITS_S[match[2]] for match in matches)
+            return Moment(after_start_ns=round(seconds * NS_PER_S))
         when = datetime.fromisoformat(text.replace("Z", "+00:00"))
         return Moment(wall_ns=round(when.timestamp() * NS_PER_S))
     except (ValueError, OverflowError, OSError):
@@ -55,23 +55,31 @@ def spans(
         (node, boot): (first, last)
         for node, boot, first, last in con.execute(
             "SELECT node, boot_id, min(coalesce(t0_ns, mono_ns)), max(coalesce(t1_ns, mono_ns))"
-            " FROM gpu_activity GROUP BY ALL"
+            " FROM gpu_activity WHERE mono_ns IS NOT NULL GROUP BY ALL"
         ).fetchall()
     }
     if since is None and until is None:
         return {machine: (first - 1, last) for machine, (first, last) in held.items()}
-    begin_wall = min((held[m][0] + offsets.get(m, 0) for m in held), default=0)
-    end_wall = max((held[m][1] + offsets.get(m, 0) for m in held), default=0)
+    begin_wall = min((held[m][0] + offsets[m] for m in held if m in offsets), default=0)
+    end_wall = max((held[m][1] + offsets[m] for m in held if m in offsets), default=0)
 
     def at(point: Moment | None, machine: Machine, otherwise: int) -> int:
         if point is None:
             return otherwise
-        wall = point.wall_ns
-        if wall is None and point.before_end_ns is not None:
-            wall = end_wall - point.before_end_ns
-        elif wall is None:
-            wall = begin_wall + (point.after_start_ns or 0)
-        return wall - offsets.get(machine, 0)
+        # Where no clock was read, the run begins and ends with the machine's own first and last.
+        offset, (begin, end) = offsets.get(machine), held[machine]
+        if offset is not None:
+            begin, end = begin_wall - offset, end_wall - offset
+        elif point.wall_ns is not None:
+            raise UserError(
+                f"no clock was read on {machine[0]}, so its time of day is not known; take 90s, "
+                "10m, 2h after the start of the run."
+            )
+        if point.wall_ns is not None:
+            return point.wall_ns - (offset or 0)
+        if point.before_end_ns is not None:
+            return end - point.before_end_ns
+        return begin + (point.after_start_ns or 0)
 
     found = {
         machine: (at(since, machine, first - 1), at(until, machine, last))
@@ -96,6 +104,7 @@ def wall_offsets(con: duckdb.DuckDBPyConnection) -> dict[Machine, int]:
     return {
         (node, boot): int(offset)
         for node, boot, offset in con.execute(
-            "SELECT node, boot_id, median(wall_ns - mono_ns)::BIGINT FROM clock GROUP BY ALL"
+            "SELECT node, boot_id, median(wall_ns::HUGEINT - mono_ns)::DOUBLE FROM clock"
+            " WHERE wall_ns IS NOT NULL AND mono_ns IS NOT NULL GROUP BY ALL"
         ).fetchall()
     }

@@ -128,13 +128,14 @@ def load(
     where = "node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until"
     cpu = fetch(
         con,
-        "SELECT mono_ns, cpus, (user_ns + system_ns + coalesce(interrupt_ns, 0)"
-        f" + coalesce(steal_ns, 0))::DOUBLE AS used_ns FROM cpu WHERE {where} ORDER BY mono_ns",
+        "SELECT mono_ns, cpus, user_ns::DOUBLE + system_ns + coalesce(interrupt_ns, 0)"
+        " + coalesce(steal_ns, 0) AS used_ns FROM cpu"
+        f" WHERE {where} AND cpus > 0 ORDER BY mono_ns",
         at,
     )
     quotas = {
         cgroup: Quota(
-            limited=bool((~np.isnan(rows["quota_ns"].astype(np.float64))).any()),
+            limited=_limited(rows),
             periods=_counter(rows, "periods"),
             throttled=_counter(rows, "throttled_periods"),
         )
@@ -142,7 +143,7 @@ def load(
             con,
             "SELECT cgroup, mono_ns, quota_ns::DOUBLE AS quota_ns, periods::DOUBLE AS periods,"
             " throttled_periods::DOUBLE AS throttled_periods FROM cgroup_cpu"
-            f" WHERE {where} ORDER BY cgroup, mono_ns",
+            f" WHERE {where} AND cgroup IS NOT NULL ORDER BY cgroup, mono_ns",
             at,
         )
         .groups("cgroup")
@@ -151,7 +152,8 @@ def load(
     files = fetch(
         con,
         f"SELECT pid, start_ns, mono_ns, kind, mount_point FROM file_use WHERE {where}"
-        " AND read_files > 0 ORDER BY pid, start_ns, mono_ns",
+        " AND pid IS NOT NULL AND start_ns IS NOT NULL AND read_files > 0"
+        " ORDER BY pid, start_ns, mono_ns",
         at,
     ).groups("pid", "start_ns")
     return Surroundings(
@@ -159,6 +161,14 @@ def load(
         cpu_used_ns=_counter(cpu, "used_ns"),
         quotas=quotas,
         files={(int(pid), int(start)): rows for (pid, start), rows in files.items()},
+    )
+
+
+def _limited(rows: Columns) -> bool:
+    """Say whether a cgroup has a quota; without one the kernel counts no periods (cpu.stat)."""
+    return any(
+        bool((np.nan_to_num(rows[name].astype(np.float64)) > 0).any())
+        for name in ("quota_ns", "periods")
     )
 
 

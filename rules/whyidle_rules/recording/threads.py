@@ -67,21 +67,22 @@ def shares(procs: Sequence[Proc], centres: Ints) -> Shares:
             growth, told = counter(ns, own[name], gap_ns=GAP_NS).around(centres, HALF_NS, LEAST_NS)
             total += growth
             known &= (told > 0) | (seen == 0)
-        times.append(ns)
-        io.append(own["io"].astype(np.float64))
-        waits.append(np.nan_to_num(own["waits"].astype(np.float64)))
+        drawn = ~np.isnan(own["io"].astype(np.float64))
+        times.append(ns[drawn])
+        io.append(own["io"][drawn].astype(np.float64))
+        waits.append(np.nan_to_num(own["waits"][drawn].astype(np.float64)))
     known = covered > 0
     whole = np.where(known, covered, np.nan)
     run_share = np.clip(run / whole, 0.0, 1.0)
     ready_share = np.where(ready_known, np.clip(ready / whole, 0.0, 1.0 - run_share), np.nan)
     off = np.maximum(0.0, 1.0 - run_share - ready_share)
     counted = np.where(blkio_known, np.minimum(blkio / whole, off), np.nan)
-    drawn = off * _drawn(times, io, waits, centres)
+    found = off * _drawn(times, io, waits, centres)
     return Shares(
         count=count,
         run=run_share,
         ready=ready_share,
-        io=np.asarray(np.fmax(counted, drawn)),
+        io=np.asarray(np.fmax(counted, found)),
         covered_ns=covered,
     )
 
