@@ -10,11 +10,8 @@ import pytest
 from job import Proc
 from trees import SHARED, damaged, shared
 from whyidle.collect.process_text import (
-    Job,
     count_list,
-    job_of_cgroup,
     parse_command,
-    parse_environ,
     parse_io,
     parse_schedstat,
     parse_stat,
@@ -110,46 +107,6 @@ def test_command_lines() -> None:
 )
 def test_lists_of_cpus(text: str, count: int | None) -> None:
     assert count_list(text) == count
-
-
-def environ(**values: str) -> bytes:
-    return b"".join(f"{name}={value}".encode() + b"\0" for name, value in values.items())
-
-
-def test_torchruns_own_rank_is_believed_before_the_launchers() -> None:
-    found = parse_environ(
-        environ(
-            SLURM_PROCID="1", SLURM_LOCALID="0", SLURM_NTASKS="2", SLURM_JOB_ID="77",
-            RANK="9", LOCAL_RANK="1", WORLD_SIZE="16", TORCHELASTIC_RUN_ID="none",
-        )
-    )  # fmt: skip
-    assert found == Job(rank=9, local_rank=1, world_size=16, job="77")
-
-
-def test_other_launchers() -> None:
-    mpi = environ(
-        OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_LOCAL_RANK="1", OMPI_COMM_WORLD_SIZE="8"
-    )
-    assert parse_environ(mpi) == Job(rank=3, local_rank=1, world_size=8)
-    assert parse_environ(environ(SLURM_PROCID="5")).rank == 5
-    assert parse_environ(environ(TORCHELASTIC_RUN_ID="none")) == Job()
-    assert parse_environ(environ(TORCHELASTIC_RUN_ID="run-1")).job == "run-1"
-
-
-def test_an_environment_is_hostile_input() -> None:
-    assert parse_environ(b"RANK=-1\0WORLD_SIZE=two\0LOCAL_RANK=\0=\0\0\xff\xfe=1\0X") == Job()
-    assert parse_environ(b"RANK=\xd9\xa3\0") == Job(), "digits of another script are no rank"
-
-
-def test_jobs_of_cgroups() -> None:
-    assert job_of_cgroup("/system.slice/slurmstepd.scope/job_4/step_0/user/task_0") == "4"
-    assert job_of_cgroup("/slurm/uid_20821/job_11/step_batch") == "11"
-    uid = "0f1e2d3c-aaaa-bbbb-cccc-0123456789ab"
-    pod = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
-    systemd = f"/kubepods.slice/kubepods-burstable.slice/{pod}/cri-containerd-1.scope"
-    assert job_of_cgroup(systemd) == uid
-    assert job_of_cgroup(f"/kubepods/besteffort/pod{uid}/c") == uid
-    assert job_of_cgroup("/user.slice/user-1000.slice") is None
 
 
 def recorded(name: str) -> list[str]:

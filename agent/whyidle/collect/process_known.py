@@ -11,6 +11,7 @@ from typing import NamedTuple
 from whyidle.clock import NS_PER_S
 from whyidle.collect.cgroup_text import parse_membership
 from whyidle.collect.namespace import net_namespace
+from whyidle.collect.process_job import Job, job_of_cgroup, parse_environ
 from whyidle.collect.process_kind import (
     DATA_WORKER,
     Facts,
@@ -19,12 +20,9 @@ from whyidle.collect.process_kind import (
 )
 from whyidle.collect.process_text import (
     NO_STATUS,
-    Job,
     Stat,
     count_list,
-    job_of_cgroup,
     parse_command,
-    parse_environ,
 )
 from whyidle.host import Host
 from whyidle.schema import ProcessInfo
@@ -166,7 +164,14 @@ class Profile:
             rank=self._job.rank,
             local_rank=self._job.local_rank,
             world_size=self._job.world_size,
+            local_world_size=self._job.local_world_size,
+            node_rank=self._job.node_rank,
+            restarts=self._job.restarts,
             job=job,
+            job_name=self._job.job_name,
+            job_step=self._job.job_step,
+            pod=self._job.pod,
+            pod_namespace=self._job.pod_namespace,
             user_id=self.status.user_id,
             cgroup=self._cgroup,
             cpus_allowed=cpus,

@@ -5,7 +5,6 @@ Source: https://docs.kernel.org/filesystems/proc.html (sections 1.1, 3.3), proc_
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,34 +18,6 @@ _LEAST_FIELDS = 22
 _IO_LINES = [b"rchar:", b"wchar:", b"syscr:", b"syscw:", b"read_bytes:", b"write_bytes:"]
 # A command line names a program and its options; what follows is file lists.
 COMMAND_BYTES = 512
-
-# Variables in the order in which they are believed: torchrun's own before the launcher's, which
-# counts the processes that it started, and those may be torchrun.
-_RANK = (
-    "RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "PMIX_RANK",
-    "PMI_RANK",
-    "MV2_COMM_WORLD_RANK",
-    "SLURM_PROCID",
-)
-_LOCAL_RANK = (
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "SLURM_LOCALID",
-)
-_WORLD_SIZE = (
-    "WORLD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "SLURM_NTASKS",
-)
-_JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID")
-_SLURM_JOB = re.compile(r"/job_(\d+)(?:/|$)")
-_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f_-]{27})")
 
 
 class Stat(NamedTuple):
@@ -209,46 +180,3 @@ def count_list(text: str) -> int | None:
             return None
         count += int(high) - int(low) + 1 if dash else 1
     return count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What a process's environment at its exec says of its job; None where it says nothing."""
-
-    rank: int | None = None
-    local_rank: int | None = None
-    world_size: int | None = None
-    job: str | None = None
-
-
-def parse_environ(data: bytes) -> Job:
-    """Return the ranks and the job of an environment; values that are no numbers are None."""
-    found: dict[str, str] = {}
-    for entry in data.split(b"\0"):
-        name, equals, value = entry.partition(b"=")
-        if equals:
-            found[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
-    job = _first(found, _JOB)
-    return Job(
-        rank=_number(_first(found, _RANK)),
-        local_rank=_number(_first(found, _LOCAL_RANK)),
-        world_size=_number(_first(found, _WORLD_SIZE)),
-        job=None if job == "none" else job,  # torchrun without --rdzv-id says "none"
-    )
-
-
-def _first(found: dict[str, str], names: tuple[str, ...]) -> str | None:
-    return next((found[name] for name in names if found.get(name)), None)
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
-
-
-def job_of_cgroup(path: str) -> str | None:
-    """Return the Slurm job id or the Kubernetes pod uid in the path of a cgroup."""
-    if (slurm := _SLURM_JOB.search(path)) is not None:
-        return slurm[1]
-    if (pod := _POD.search(path)) is not None:
-        return pod[1].replace("_", "-")
-    return None
