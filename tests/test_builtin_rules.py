@@ -94,7 +94,11 @@ PIECES: list[tuple[str, dict[str, float | int | str | None], str]] = [
     ("coll_s", {"coll_transfer_s": 0.5, "coll_transport": "ib"}, "collective/transfer_ib"),
     ("coll_s", {"coll_transfer_s": 0.5, "coll_transport": "roce"}, "collective/transfer_roce"),
     ("coll_s", {"coll_transfer_s": 0.5, "coll_transport": "tcp"}, "collective/transfer_tcp"),
-    ("coll_s", {"coll_wait_s": None, "coll_transfer_s": None}, "collective/exposed"),
+    (
+        "coll_s",
+        dict.fromkeys(("coll_wait_s", "coll_gone_s", "coll_transfer_s")),
+        "collective/exposed",
+    ),
     ("p2p_s", {}, "pipeline_bubble/exposed"),
 ]
 
@@ -152,8 +156,9 @@ def test_removing_evidence_never_raises_a_cause(data: st.DataObject) -> None:
     """Per window; a rule that `lacks` a column may rise, but only by what its own cause loses."""
     windows = data.draw(st.lists(faithful_row(), min_size=3, max_size=6))
     gone = data.draw(st.sets(st.sampled_from(COLUMNS), min_size=1, max_size=4))
-    if gone & {"coll_wait_s", "coll_transfer_s"}:
-        gone |= data.draw(st.sampled_from([set[str](), {"coll_wait_s", "coll_transfer_s"}]))
+    parts = {"coll_wait_s", "coll_gone_s", "coll_transfer_s"}
+    if gone & parts:
+        gone |= data.draw(st.sampled_from([set[str](), parts]))
     rows: list[Row] = [
         row for whole in windows for row in (whole, {**whole, **dict.fromkeys(gone)})
     ]

@@ -58,7 +58,7 @@ UNKNOWN: dict[Piece, set[str]] = {
     Piece.LATE_UNSEEN: HOST,
     Piece.SILENT: {"gc_s", "logging_s", "checkpoint_save_s", "checkpoint_load_s"},
     Piece.BUSY: {"gc_s", "logging_s", "checkpoint_save_s", "checkpoint_load_s"},
-    Piece.EXPOSED: {"coll_wait_s", "coll_transfer_s"},
+    Piece.EXPOSED: {"coll_wait_s", "coll_gone_s", "coll_transfer_s"},
 }
 SECONDS = [column.name for column in evidence.TRACED if column.unit == "s"]
 EMPTY_KINDS = [kind for kind in Piece if kind < Piece.TRANSFER]
@@ -120,7 +120,13 @@ def by_kind(con: duckdb.DuckDBPyConnection) -> dict[Piece, dict[str, Any]]:
 
 def test_the_tables_speak_of_every_kind() -> None:
     assert set(FILLS) == set(Piece)
-    assert set().union(*FILLS.values()) | {"d_s", "empty_s", "spinning_s", "gap_s"} == set(SECONDS)
+    assert set().union(*FILLS.values()) | {
+        "d_s",
+        "empty_s",
+        "spinning_s",
+        "gap_s",
+        "coll_gone_s",
+    } == set(SECONDS)
 
 
 @pytest.mark.parametrize("kind", Piece, ids=lambda kind: kind.name)

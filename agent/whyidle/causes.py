@@ -71,7 +71,7 @@ CAUSES: tuple[Cause, ...] = (
             "link_degraded": "a link ran below its speed",
             "wrong_transport": "a slower transport than the one at hand was used",
             "late_rank": "a collective waited for a rank that came late",
-            "hang": "a collective waited for a rank that never came",
+            "hang": "a rank was gone, and the others waited for it in collectives",
             "exposed": "a collective ran with nothing beside it; whether it waited or moved data "
             "could not be told",
         },

@@ -77,7 +77,6 @@ TRACED: tuple[Column, ...] = (
     _seconds("empty_s", "No kernel was resident; copies alone are not work."),
     _seconds("spinning_s", "Kernels were resident and none computed."),
     _seconds("gap_s", "Whole stretch without a kernel that the window is a piece of."),
-    _seconds("underfilled_s", "Part of working_s in which kernels may have only polled a peer."),
     _share_of_empty("data_wait_s", "The launching thread waited in its DataLoader."),
     Column(
         name="data_workers",
@@ -116,6 +115,7 @@ TRACED: tuple[Column, ...] = (
     _share_of_empty("copy_device_s", "Only copies or sets inside devices ran."),
     _share_of_spinning("coll_s", "Only collectives ran."),
     _seconds("coll_wait_s", "Part of coll_s spent waiting for the last rank to come.", "coll_s"),
+    _seconds("coll_gone_s", "Part of coll_s spent waiting for a rank that was gone.", "coll_s"),
     _seconds("coll_transfer_s", "Part of coll_s after the last rank had come.", "coll_s"),
     Column(
         name="coll_transport",
@@ -123,13 +123,14 @@ TRACED: tuple[Column, ...] = (
         unit="",
         meaning="What carried the collective: nvlink, ib, roce or tcp.",
     ),
-    Column(name="late_rank", type="INTEGER", unit="", meaning="Rank that coll_wait_s waited for."),
+    Column(name="late_rank", type="INTEGER", unit="", meaning="Rank that was waited for."),
     _share_of_spinning("p2p_s", "Only sends or receives between two ranks ran."),
     Column(name="world_size", type="INTEGER", unit="", meaning="Ranks of the job."),
 )
 
 # What only recordings tell: of the trainer's threads, its loader's processes, and its node.
 _RECORDED: tuple[Column, ...] = (
+    _seconds("underfilled_s", "Part of working_s in which kernels may have only polled a peer."),
     _truth("probed", "The launching process publishes a counter page."),
     _truth(
         "data_wait_inferred",

@@ -23,13 +23,14 @@ from whyidle_rules.ledger import (
 from whyidle_rules.recording.engine import Filled, evaluate
 from whyidle_rules.recording.spans import Machine, wall_offsets
 from whyidle_rules.recording.unseen import not_seen
-from whyidle_rules.recording.waits import roots, waited_for
+from whyidle_rules.recording.waits import gone, roots, waited_for
 from whyidle_rules.recording.windows import Gpu
 from whyidle_rules.report.headline import headline
 from whyidle_rules.rule import Rule
 
 _GpuKey = tuple[str, str]  # node, uuid
 FELT_AS_WAIT = ("collective", "late_rank")
+FELT_AS_HANG = ("collective", "hang")
 
 
 def diagnose(
@@ -113,6 +114,9 @@ def _charges(
         weights: Mapping[tuple[int, str, str], float] = {}
         if (cause, subcause) == FELT_AS_WAIT:
             weights = arisen.get(number, {})
+        elif (cause, subcause) == FELT_AS_HANG:
+            # Why it is gone is not recorded: its log knows. Where it is gone is.
+            weights = {(who, *FELT_AS_HANG): s for who, s in gone(filled.waits, number).items()}
         shares = split(ns, weights) or {(number, cause, subcause): ns}
         for (origin, root_cause, root_subcause), part in shares.items():
             found[gpu.node, gpu.uuid].append(

@@ -20,7 +20,7 @@ import numpy as np
 from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
-from whyidle_rules.recording.series import Array, Floats, fetch
+from whyidle_rules.recording.series import Array, Columns, Floats, Truths, fetch
 from whyidle_rules.recording.spans import wall_offsets
 from whyidle_rules.recording.windows import Gpu
 
@@ -31,6 +31,8 @@ BACK_BINS = 4
 EQUAL_RATIO = 0.05
 # A bin that is covered for less than half by some rank says nothing of it.
 COVERED_RATIO = 0.5
+# For so much of a bin without a process, a rank is gone and not late.
+GONE_RATIO = 0.5
 
 Cause = tuple[str, str]
 SLOW: Cause = ("slow_compute", "more_work")
@@ -43,7 +45,7 @@ class Job:
     `members` are numbers of GPUs, in order of their ranks. Arrays have a row for each member and a
     column for each bin: seconds in collectives, seconds of windows. `late` is the member that
     others waited for in each bin, -1 for nobody; `wait` the share of its collectives that each one
-    waited.
+    waited, and `gone` says in which bins the late one had no process.
     """
 
     members: list[int]
@@ -53,6 +55,7 @@ class Job:
     covered: Floats
     late: Ints
     wait: Floats
+    gone: Truths
     causes: dict[Cause, Floats] = field(default_factory=dict)
 
 
@@ -78,6 +81,7 @@ def witness(con: duckdb.DuckDBPyConnection, gpus: Sequence[Gpu], first: Sequence
     rows = fetch(
         con,
         "SELECT coalesce(coll_s, 0) AS coll_s, coll_s IS NOT NULL AS told, d_s,"
+        " coalesce(no_process_s, 0) AS nobody_s,"
         " rank::DOUBLE AS rank, world_size::DOUBLE AS world FROM evidence ORDER BY window_id",
     )
     parts = [slice(begin, begin + len(gpu.t0)) for gpu, begin in zip(gpus, first, strict=True)]
@@ -94,7 +98,7 @@ def witness(con: duckdb.DuckDBPyConnection, gpus: Sequence[Gpu], first: Sequence
         if len({rank for rank, _ in ranks}) < len(ranks):
             waits.clashes.append(f"several GPUs say that they are the same rank of {world}")
         elif len(ranks) == world:
-            waits.jobs.append(_job(ranks, waits.bins, parts, rows["coll_s"], rows["d_s"]))
+            waits.jobs.append(_job(ranks, waits.bins, parts, rows))
     for job in waits.jobs:
         _tell(con, job, waits, parts, rows["coll_s"])
     return waits
@@ -102,30 +106,37 @@ def witness(con: duckdb.DuckDBPyConnection, gpus: Sequence[Gpu], first: Sequence
 
 def _mode(values: Array) -> int | None:
     known = values[~np.isnan(values.astype(np.float64))].astype(np.int64)
-    return int(np.bincount(known).argmax()) if len(known) and known.min() >= 0 else None
+    if len(known) == 0 or known.min() < 0:
+        return None
+    each, count = np.unique(known, return_counts=True)
+    return int(each[count.argmax()])
 
 
 def _job(
     ranks: Sequence[tuple[int, int]],
     bins: Sequence[Ints],
     parts: Sequence[slice],
-    spin_s: Floats,
-    length_s: Floats,
+    rows: Columns,
 ) -> Job:
     members = [number for _, number in ranks]
     first = min(int(bins[number].min()) for number in members)
     last = max(int(bins[number].max()) for number in members)
     size = last - first + 1
-    spin, covered = (np.zeros((len(members), size)) for _ in range(2))
+    spin, covered, nobody = (np.zeros((len(members), size)) for _ in range(3))
     for row, number in enumerate(members):
-        at = bins[number] - first
-        spin[row] = np.bincount(at, weights=spin_s[parts[number]], minlength=size)
-        covered[row] = np.bincount(at, weights=length_s[parts[number]], minlength=size)
+        at, part = bins[number] - first, parts[number]
+        spin[row] = np.bincount(at, weights=rows["coll_s"][part], minlength=size)
+        covered[row] = np.bincount(at, weights=rows["d_s"][part], minlength=size)
+        nobody[row] = np.bincount(at, weights=rows["nobody_s"][part], minlength=size)
     share = spin / np.maximum(covered, 1e-9)
     least = share.min(axis=0) + EQUAL_RATIO
     whole = (covered >= COVERED_RATIO * BIN_NS / 1e9).all(axis=0)
     wait = np.where(whole, np.maximum(0.0, share - least) / np.maximum(share, 1e-9), np.nan)
-    late = np.where(np.nan_to_num(wait).max(axis=0) > 0, share.argmin(axis=0), -1)
+    # Of several that do not communicate, one that is gone comes last.
+    absent = nobody > GONE_RATIO * covered
+    late = np.where(
+        np.nan_to_num(wait).max(axis=0) > 0, (share - absent.astype(np.float64)).argmin(axis=0), -1
+    )
     return Job(
         members=members,
         ranks=[rank for rank, _ in ranks],
@@ -134,6 +145,7 @@ def _job(
         covered=covered,
         late=late,
         wait=wait,
+        gone=(late >= 0) & absent[late, np.arange(size)],
     )
 
 
@@ -153,15 +165,17 @@ def _tell(
         begin = parts[number].start
         told = {
             "window_id": np.arange(begin, begin + len(at), dtype=np.int64),
-            "wait": wait,
+            "wait": np.where(job.gone[at], wait * 0.0, wait),
+            "gone": np.where(job.gone[at], wait, wait * 0.0),
             "transfer": own - wait,
             "late": ranks[late],
         }
         con.register("whyidle_waits", told)
         try:
             con.execute(
-                "UPDATE evidence SET coll_wait_s = w.wait, coll_transfer_s = w.transfer,"
-                " late_rank = CASE WHEN w.late >= 0 AND w.wait > 0 THEN w.late END"
+                "UPDATE evidence SET coll_wait_s = w.wait, coll_gone_s = w.gone,"
+                " coll_transfer_s = w.transfer,"
+                " late_rank = CASE WHEN w.late >= 0 AND w.wait + w.gone > 0 THEN w.late END"
                 " FROM whyidle_waits w"
                 " WHERE evidence.window_id = w.window_id AND NOT isnan(w.wait)"
             )
@@ -215,6 +229,8 @@ def _roots_of(job: Job, row: int) -> dict[tuple[int, str, str], float]:
     sums = {cause: _lately(values) for cause, values in job.causes.items()}
     for place in np.flatnonzero((waited > 0) & (job.late >= 0)):
         late = int(job.late[place])
+        if job.gone[place]:
+            continue
         excess = {
             cause: float(max(0.0, values[late, place] - values[row, place]))
             for cause, values in sums.items()
@@ -236,6 +252,19 @@ def _lately(values: Floats) -> Floats:
     before = np.zeros_like(summed)
     before[:, BACK_BINS:] = summed[:, :-BACK_BINS]
     return np.asarray(summed - before)
+
+
+def gone(waits: Waits, gpu: int) -> dict[int, float]:
+    """Return how long a GPU waited for GPUs whose rank was gone, by their number."""
+    found = waits.of(gpu)
+    if found is None:
+        return {}
+    job, row = found
+    waited = job.spin[row] * np.nan_to_num(job.wait[row])
+    by_gpu: dict[int, float] = defaultdict(float)
+    for place in np.flatnonzero((waited > 0) & job.gone):
+        by_gpu[job.members[int(job.late[place])]] += float(waited[place])
+    return dict(by_gpu)
 
 
 def waited_for(waits: Waits, gpu: int) -> Mapping[str, float]:

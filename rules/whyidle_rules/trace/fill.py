@@ -242,6 +242,8 @@ def _query() -> str:
         "gap_s": f"CASE WHEN kind IN ({_list(empty)}) THEN gap_ns / 1e9 END",
         "data_workers": f"CASE WHEN kind = {int(Piece.DATA_IN_TRAINER)} THEN 0 END",
         "launch_late_s": f"CASE WHEN kind = {int(Piece.UNSEEN)} THEN NULL ELSE {_when(_LATE)} END",
+        # A trace of a rank that was gone would not be there.
+        "coll_gone_s": f"CASE WHEN kind = {int(Piece.EXPOSED)} THEN NULL ELSE 0.0 END",
         "coll_transport": "NULL",
         "late_rank": "nullif(late_rank, -1)",
         "world_size": "nullif(world_size, -1)",
