@@ -11,7 +11,7 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -36,7 +36,7 @@ FUNCTION_NOT_FOUND = 13
 ABSENT = frozenset({INVALID_ARGUMENT, NOT_SUPPORTED, FUNCTION_NOT_FOUND})
 
 _FIELD = struct.Struct("<IIqqiiQ")  # id, scope, timestamp us, latency us, type, return, value
-_METRIC = struct.Struct("<Iid24x")  # id, return, value, pointers to names
+_METRIC = "Iid24x"  # id, return, value, pointers to names
 _METRICS_AT = 24
 _SAMPLES = struct.Struct("<QQ")  # the older and the newer
 _SAMPLES_AT = 8
@@ -80,7 +80,7 @@ class Library:
         # on them reaches nvidia-ml-py's.
         self._dll = ctypes.CDLL(pynvml.nvmlLib._name)
         # One for all devices, since each is answered before the next is asked: it has 19 KB.
-        self._requests: dict[tuple[int, ...], Buffer] = {}
+        self._requests: dict[tuple[int, ...], GpmRequest] = {}
         self._uint = ctypes.c_uint()
         self._uint_ref = ctypes.byref(self._uint)
         self._ulong = ctypes.c_ulonglong()
@@ -101,7 +101,7 @@ class Library:
             raise NvmlError(FUNCTION_NOT_FOUND, names[0], "Function Not Found")
         return found
 
-    def gpm_request(self, metrics: tuple[int, ...]) -> Buffer:
+    def gpm_request(self, metrics: tuple[int, ...]) -> GpmRequest:
         """Return the request of these metrics, without samples."""
         request = self._requests.get(metrics)
         if request is None:
@@ -135,6 +135,13 @@ class Buffer:
         self.whole = whole
         self.ref = ctypes.byref(whole)
         self.bytes = memoryview(whole).cast("B")
+
+
+class GpmRequest(NamedTuple):
+    """A request of some metrics, and how its answers lie in it: all are decoded in one step."""
+
+    buffer: Buffer
+    layout: struct.Struct
 
 
 class Fields:
@@ -300,9 +307,9 @@ class Gpm:
 
     def _evaluate(self, pair: int, metrics: tuple[int, ...]) -> tuple[Answer, ...]:
         request = self._library.gpm_request(metrics)
-        _SAMPLES.pack_into(request.bytes, _SAMPLES_AT, *self._pairs[pair])
-        check(self._metrics(request.ref), "GpmMetricsGet")
-        return _values(request.bytes, len(metrics))
+        _SAMPLES.pack_into(request.buffer.bytes, _SAMPLES_AT, *self._pairs[pair])
+        check(self._metrics(request.buffer.ref), "GpmMetricsGet")
+        return _values(request)
 
     def _sample(self, sample: Any) -> None:
         try:
@@ -330,22 +337,25 @@ def _allocate(library: Library) -> Any:
     return sample
 
 
-def _gpm_request(metrics: tuple[int, ...]) -> Buffer:
+def _gpm_request(metrics: tuple[int, ...]) -> GpmRequest:
     """Return a request without samples; its array is sized for all metrics, 19 KB."""
     request = pynvml.c_nvmlGpmMetricsGet_t()
     request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
     request.numMetrics = len(metrics)
     for index, metric in enumerate(metrics):
         request.metrics[index].metricId = metric
-    return Buffer(request)
+    return GpmRequest(Buffer(request), struct.Struct("<" + _METRIC * len(metrics)))
 
 
-def _values(data: memoryview, count: int) -> tuple[Answer, ...]:
-    end = _METRICS_AT + count * _METRIC.size
-    found: list[Answer] = []
-    for _, code, value in _METRIC.iter_unpack(data[_METRICS_AT:end]):
-        if code != SUCCESS:
-            found.append(None if code in ABSENT else (code,))
-        else:
-            found.append(value if math.isfinite(value) else None)
-    return tuple(found)
+def _values(request: GpmRequest) -> tuple[Answer, ...]:
+    found = request.layout.unpack_from(request.buffer.bytes, _METRICS_AT)
+    return tuple(
+        [
+            value if code == SUCCESS and math.isfinite(value) else _no_value(code)
+            for code, value in zip(found[1::3], found[2::3], strict=True)
+        ]
+    )
+
+
+def _no_value(code: int) -> Answer:
+    return None if code == SUCCESS or code in ABSENT else (code,)

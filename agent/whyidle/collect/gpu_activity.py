@@ -23,7 +23,7 @@ from whyidle.collect.gpu_list import (
     value,
     whole,
 )
-from whyidle.collect.gpu_units import Notes, bytes_of_rate, kib, pair, percent
+from whyidle.collect.gpu_units import Notes, bytes_of_rate, kib, pair, percent, percents
 from whyidle.host import Answer, Host, NvmlError
 from whyidle.schema import GpuActivity, GpuTraffic
 
@@ -33,6 +33,7 @@ _COARSE_EVERY_NS = NS_PER_S
 # the first ten.
 METRICS = (1, 2, 3, 5, 10, 12, 20, 21, 60, 61, 4, 7, 9, 6, 8, 11, 13, 100, 101)
 _LEAST = 10
+_NUMBERS, _NUMBERS_OR_NONE = frozenset({float}), frozenset({float, type(None)})
 _NVLINK_RX, _NVLINK_TX = METRICS.index(60), METRICS.index(61)
 _NO_GPM = (
     "no GPM: Hopper and newer GPUs have it; the driver's own utilization serves, which cannot tell "
@@ -57,8 +58,10 @@ def gpm_row(
 ) -> GpuActivity:
     """Return the row of a GPM window."""
     t0, t1, values = window
-    gr, sm, occupancy, tensor, dram, fp32, tx, rx, nvlink_rx, nvlink_tx = values[:_LEAST]
-    integer, hmma, imma, dfma, dmma, fp64, fp16, c2c_tx, c2c_rx = values[_LEAST : len(METRICS)]
+    gr, sm, occupancy, tensor, dram, fp32 = percents(values[:6])
+    tx, rx, nvlink_rx, nvlink_tx = values[6:_LEAST]
+    integer, hmma, imma, dfma, dmma, fp64, fp16 = percents(values[_LEAST:17])
+    c2c_tx, c2c_rx = values[17 : len(METRICS)]
     busy, memory = pair(utilization)
     ns = t1 - t0
     return GpuActivity(
@@ -67,25 +70,25 @@ def gpm_row(
         source="gpm",
         t0_ns=t0,
         t1_ns=t1,
-        gr_active_ratio=percent(gr),
-        sm_active_ratio=percent(sm),
-        sm_occupancy_ratio=percent(occupancy),
-        tensor_active_ratio=percent(tensor),
-        fp32_active_ratio=percent(fp32),
-        dram_active_ratio=percent(dram),
+        gr_active_ratio=gr,
+        sm_active_ratio=sm,
+        sm_occupancy_ratio=occupancy,
+        tensor_active_ratio=tensor,
+        fp32_active_ratio=fp32,
+        dram_active_ratio=dram,
         pcie_tx_bytes=bytes_of_rate(tx, ns),
         pcie_rx_bytes=bytes_of_rate(rx, ns),
         nvlink_tx_bytes=bytes_of_rate(nvlink_tx, ns),
         nvlink_rx_bytes=bytes_of_rate(nvlink_rx, ns),
         utilization_ratio=percent(busy),
         memory_utilization_ratio=percent(memory),
-        integer_active_ratio=percent(integer),
-        tensor_hmma_ratio=percent(hmma),
-        tensor_imma_ratio=percent(imma),
-        tensor_dfma_ratio=percent(dfma),
-        tensor_dmma_ratio=percent(dmma),
-        fp64_active_ratio=percent(fp64),
-        fp16_active_ratio=percent(fp16),
+        integer_active_ratio=integer,
+        tensor_hmma_ratio=hmma,
+        tensor_imma_ratio=imma,
+        tensor_dfma_ratio=dfma,
+        tensor_dmma_ratio=dmma,
+        fp64_active_ratio=fp64,
+        fp16_active_ratio=fp16,
         c2c_tx_bytes=bytes_of_rate(c2c_tx, ns),
         c2c_rx_bytes=bytes_of_rate(c2c_rx, ns),
     )
@@ -94,9 +97,11 @@ def gpm_row(
 class _Activity:
     """The collector; it keeps what was said of each GPU and the windows of those without GPM."""
 
-    __slots__ = ("_coarse", "_coarse_due_ns", "_gpus", "_notes")
+    __slots__ = ("_absent", "_coarse", "_coarse_due_ns", "_gpus", "_notes")
 
     def __init__(self) -> None:
+        # How many metrics each GPU did not offer last.
+        self._absent: dict[str, int] = {}
         self._gpus = Gpus()
         self._notes = Notes()
         self._coarse = Coarse(self._notes)
@@ -138,9 +143,19 @@ class _Activity:
             return  # the first sample, or less than 100 ms after the last: a later one covers it
         self._coarse.forget(uuid)
         parsed = parse_gpm(window)
-        if any(type(part) is not float for part in parsed[2]):
+        if self._is_news(uuid, parsed[2]):
             yield from self._missing(host, uuid, parsed[2])
         yield gpm_row(uuid, parsed, value(host, "UtilizationRates", uuid) if beside else None)
+
+    def _is_news(self, uuid: str, values: tuple[Answer, ...]) -> bool:
+        """Return whether something is missing, and more than what this GPU has never offered."""
+        kinds = set(map(type, values))
+        if kinds == _NUMBERS:
+            return False
+        absent = values.count(None)
+        known = self._absent.get(uuid) == absent and kinds == _NUMBERS_OR_NONE
+        self._absent[uuid] = absent
+        return not known or values[_NVLINK_RX] is values[_NVLINK_TX] is None
 
     def _missing(
         self, host: Host, uuid: str, values: tuple[Answer, ...]

@@ -74,12 +74,12 @@ def make() -> Collect:
 
 def _read(host: Host, known: Known, pid: int) -> tuple[Process, ProcessInfo | None]:
     """Return the rows of a process; raises FileNotFoundError, ProcessLookupError when it ended."""
-    stat = parse_stat(host.read_bytes(f"proc/{pid}/stat"))
+    stat = parse_stat(host.read_bytes(known.stat_path(pid)))
     profile = known.meet(pid, stat)
     run_ns, delay_ns = _schedstat(host, profile)
     rchar, wchar, read, write = _io(host, profile)
-    status = _status(host, profile)
     mono_ns = host.clock.mono_ns()
+    status = NO_STATUS if mono_ns < profile.status_due_ns else _status(host, profile, mono_ns)
     info = profile.learn(host, known, stat, mono_ns)
     process = Process(
         mono_ns=mono_ns,
@@ -88,7 +88,7 @@ def _read(host: Host, known: Known, pid: int) -> tuple[Process, ProcessInfo | No
         parent_pid=stat.parent_pid,
         kind=profile.kind,
         state=stat.state,
-        wait_channel=None if stat.state == "R" else _wait_channel(host, profile),
+        wait_channel=_wait_channel(host, profile, stat.state, run_ns),
         user_ns=stat.user_ns,
         system_ns=stat.system_ns,
         main_run_ns=run_ns,
@@ -111,11 +111,8 @@ def _read(host: Host, known: Known, pid: int) -> tuple[Process, ProcessInfo | No
     return process, info
 
 
-def _status(host: Host, profile: Profile) -> Status:
-    """Return status when it is due; it costs as much as the other files together."""
-    now_ns = host.clock.mono_ns()
-    if now_ns < profile.status_due_ns:
-        return NO_STATUS
+def _status(host: Host, profile: Profile, now_ns: int) -> Status:
+    """Return status, which costs as much as the other files together, and say when it is due."""
     # Processes that were met together are not all due together.
     wait_ns = _STATUS_EVERY_NS if profile.status_due_ns else profile.pid % 5 * NS_PER_S + 1
     profile.status_due_ns = now_ns + wait_ns
@@ -135,13 +132,13 @@ def _schedstat(host: Host, profile: Profile) -> tuple[int | None, int | None]:
 
 
 def _io(host: Host, profile: Profile) -> tuple[int | None, int | None, int | None, int | None]:
-    now_ns = host.clock.mono_ns()
-    if profile.io_denied_ns is not None and now_ns - profile.io_denied_ns < _DENIED_NS:
+    denied_ns = profile.io_denied_ns
+    if denied_ns is not None and host.clock.mono_ns() - denied_ns < _DENIED_NS:
         return None, None, None, None
     try:
         found = parse_io(host.read_bytes(profile.paths.io))
     except PermissionError:
-        profile.io_denied_ns = now_ns
+        profile.io_denied_ns = host.clock.mono_ns()
         return None, None, None, None
     except FileNotFoundError:
         return None, None, None, None  # CONFIG_TASK_IO_ACCOUNTING is off
@@ -149,13 +146,25 @@ def _io(host: Host, profile: Profile) -> tuple[int | None, int | None, int | Non
     return found
 
 
-def _wait_channel(host: Host, profile: Profile) -> str | None:
+def _wait_channel(host: Host, profile: Profile, state: str, run_ns: int | None) -> str | None:
+    """Return where the main thread sleeps.
+
+    The kernel unwinds its stack for that, so that it is asked only if the thread ran since: one
+    that did not, sleeps where it did.
+    """
+    if state == "R":
+        return None
+    ran_ns, slept_in = profile.asleep
+    if run_ns is not None and run_ns == ran_ns:
+        return slept_in
     try:
         name = host.read(profile.paths.wchan)
     except OSError:
         return None  # refused by some hardened kernels
     # The kernel prints 0 for a task that runs, and for one that we may not look at.
-    return name if name not in ("", "0") else None
+    channel = name if name not in ("", "0") else None
+    profile.asleep = (run_ns if channel else None, channel)
+    return channel
 
 
 PROCESS = Collector(name="process", lane="normal", make=make, thread="process")

@@ -38,6 +38,7 @@ _DELAY_EVERY_NS = 10 * NS_PER_S
 class Paths(NamedTuple):
     """The files of a process that are read each time, spelled once."""
 
+    stat: str
     schedstat: str
     io: str
     status: str
@@ -57,6 +58,7 @@ class Profile:
         "_threads_count",
         "_threads_ns",
         "_told",
+        "asleep",
         "io_denied_ns",
         "kind",
         "kind_seen",
@@ -78,6 +80,8 @@ class Profile:
         self.kind_seen: tuple[object, ...] = ()
         # When its I/O was refused last; None: it was not.
         self.io_denied_ns: int | None = None
+        # How long its main thread had run when its wait channel was read, and the channel.
+        self.asleep: tuple[int | None, str | None] = (None, None)
         self.status = NO_STATUS
         self.status_due_ns = 0
         self._facts = Facts(comm="", command=None, has_gpu=False)
@@ -208,6 +212,11 @@ class Known:
             self._delay_ns = now_ns
             switch = _read(host, "proc/sys/kernel/task_delayacct")
             self.delay_accounting = None if switch is None else switch.strip() == b"1"
+
+    def stat_path(self, pid: int) -> str:
+        """Return the path of a process's stat, whether it is known or not."""
+        profile = self._profiles.get(pid)
+        return f"proc/{pid}/stat" if profile is None else profile.paths.stat
 
     def meet(self, pid: int, stat: Stat) -> Profile:
         """Return a process's profile; raises ProcessLookupError if its pid was used again."""

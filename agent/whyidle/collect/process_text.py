@@ -5,17 +5,23 @@ Source: https://docs.kernel.org/filesystems/proc.html (sections 1.1, 3.3), proc_
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from whyidle.collect.cpu import TICK_NS
-from whyidle.collect.numbers import after, whole, wholes
+from whyidle.collect.numbers import after, whole
 
 # Fields of stat are numbered from 1 in its manual; the third is the first after the name.
 _FIRST = 3
 _LEAST_FIELDS = 22
-# The first six of the seven lines of /proc/PID/io, as every kernel since 2.6.20 prints them.
-_IO_LINES = [b"rchar:", b"wchar:", b"syscr:", b"syscw:", b"read_bytes:", b"write_bytes:"]
+# The fields that are kept and are whole numbers, as every kernel since 2.6.18 prints them: parent,
+# faults, times, threads, start, CPU, block I/O.
+_KEPT = operator.itemgetter(
+    *(field - _FIRST for field in (4, 10, 12, 14, 15, 16, 17, 20, 22, 39, 42))
+)
+# Of /proc/PID/io, as every kernel since 2.6.20 prints it.
+_IO_WORDS = 14
 # A command line names a program and its options; what follows is file lists.
 COMMAND_BYTES = 512
 
@@ -47,12 +53,38 @@ def parse_stat(data: bytes) -> Stat:
     if opening < 0 or closing < opening:
         raise ValueError(f"stat: {data[:40]!r} has no name in parentheses")
     words = data[closing + 1 :].split()
+    comm = data[opening + 1 : closing].decode("utf-8", "replace")
+    try:
+        (up, minor, major, user, system, cuser, csystem, threads, start, cpu, blkio) = map(
+            int, _KEPT(words)
+        )
+    except (IndexError, ValueError):
+        return _short_stat(comm, words)
+    return Stat(
+        comm,
+        words[0].decode("ascii", "replace"),
+        up,
+        minor,
+        major,
+        user * TICK_NS,
+        system * TICK_NS,
+        cuser * TICK_NS,
+        csystem * TICK_NS,
+        threads,
+        start * TICK_NS,
+        cpu,
+        blkio * TICK_NS,
+    )
+
+
+def _short_stat(comm: str, words: list[bytes]) -> Stat:
+    """Return the stat of an older kernel, or say what is wrong with it."""
     if len(words) < _LEAST_FIELDS - _FIRST + 1:
         raise ValueError(f"stat: {len(words)} fields after the name, not at least 20")
     try:
         # Field k is words[k - 3]; only those that are kept are turned into numbers.
         return Stat(
-            comm=data[opening + 1 : closing].decode("utf-8", "replace"),
+            comm=comm,
             state=words[0].decode("ascii", "replace"),
             parent_pid=int(words[1]),
             minor_faults=int(words[7]),
@@ -145,18 +177,20 @@ def _line(data: bytes, name: bytes) -> str | None:
 
 def parse_schedstat(data: bytes) -> tuple[int, int]:
     """Return time on a CPU and time ready without one, in ns, of the main thread."""
-    numbers = wholes(data.split()[:2], "schedstat")
-    if len(numbers) < 2:
+    words = data.split(None, 2)
+    if len(words) < 2:
         raise ValueError(f"schedstat: {data[:40]!r} has fewer than two numbers")
-    return numbers[0], numbers[1]
+    return whole(words[0], "schedstat"), whole(words[1], "schedstat")
 
 
 def parse_io(data: bytes) -> tuple[int | None, int | None, int | None, int | None]:
     """Return rchar, wchar, read_bytes and write_bytes, in bytes."""
     words = data.split()
-    if words[0:11:2] == _IO_LINES and len(words) >= 12:
-        rchar, wchar, _, _, read, write = wholes(words[1:12:2], "io")
-        return rchar, wchar, read, write
+    if len(words) == _IO_WORDS and words[0] == b"rchar:" and words[8] == b"read_bytes:":
+        try:
+            return int(words[1]), int(words[3]), int(words[9]), int(words[11])
+        except ValueError:
+            pass  # what follows names the field
     return (
         after(data, b"rchar: ", "io: rchar"),
         after(data, b"wchar: ", "io: wchar"),
