@@ -28,7 +28,7 @@ def ns(*seconds: float) -> Any:
 
 def between(read: Counter, *edges: float) -> list[float]:
     """Return growth in the windows between these edges, in seconds."""
-    return read.between(ns(*edges[:-1]), ns(*edges[1:])).tolist()
+    return list(map(float, read.between(ns(*edges[:-1]), ns(*edges[1:]))))
 
 
 def test_growth_is_spread_evenly_between_two_readings() -> None:
