@@ -297,11 +297,10 @@ class Settler:
         if last is None:
             return
         end = -(-last // MINUTE_NS) * MINUTE_NS
-        if last < end:  # the minute that was cut off goes on
-            minute = Minute(end_ns=end)
-            begin = max(end - MINUTE_NS, resumed.minute_ns)
-            minute.add(
-                [row for row in resumed.gpus if begin < row.mono_ns <= last],
-                [row for row in resumed.causes if begin < row.mono_ns <= last],
-            )
-            self._minute = minute
+        begin = max(end - MINUTE_NS, resumed.minute_ns)
+        minute = Minute(end_ns=end)  # that was not written yet
+        minute.add(
+            [row for row in resumed.gpus if begin < row.mono_ns <= last],
+            [row for row in resumed.causes if begin < row.mono_ns <= last],
+        )
+        self._minute = minute
