@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _THREADS = 2
 _MEMORY = "4GB"
+# Rows of --sql that are held at a time: a day of a node has five million windows.
+_ROWS = 10_000
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
                 asked = spans(con, since, until)
                 found = diagnose(con, sources, rules, asked, recording.damaged)
             if args.sql is not None:
+                recording.seal()
                 _print_rows(con, args.sql)
             return found
 
@@ -71,16 +74,15 @@ def _print_rows(con: duckdb.DuckDBPyConnection, query: str) -> None:
         statements = con.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UserError("--sql takes one SELECT; write one query.")
-        # A subquery: whatever the statement is, it can only read.
-        cursor = con.execute(f"SELECT * FROM ({query.rstrip().rstrip(';')})")
-        names = [str(column[0]) for column in cursor.description or ()]
-        rows = cursor.fetchall()
+        # A subquery: whatever the statement is, it can only read. It may end in a comment.
+        cursor = con.execute(f"SELECT * FROM ({query.rstrip().rstrip(';')}\n)")
+        out = csv.writer(sys.stdout, lineterminator="\n")
+        out.writerow([str(column[0]) for column in cursor.description or ()])
+        while rows := cursor.fetchmany(_ROWS):
+            out.writerows(rows)
     except duckdb.Error as error:
         tables = "evidence, grants, leftovers"
         line = str(error).splitlines()[0]
         raise UserError(
             f"--sql: {line}; there are tables {tables} and those of `whyidle tables`."
         ) from error
-    out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow(names)
-    out.writerows(rows)

@@ -148,6 +148,12 @@ _RECORDED: tuple[Column, ...] = (
         unit="bytes",
         meaning="Read from storage by the processes that load data.",
     ),
+    Column(
+        name="loader_asked_bytes",
+        type="DOUBLE",
+        unit="bytes",
+        meaning="Asked of read() by them, what the page cache held as well.",
+    ),
     _text("read_fs", "Kind of file system that data comes from: block, nvmeof, nfs, fuse ..."),
     _text("read_mount", "Where that is mounted."),
     _count("cpus_allowed", "CPUs that the processes that load data may use."),

@@ -277,10 +277,12 @@ def _self_loading(table: _Table, rows: slice, main: Shares, wait_ratio: Floats) 
 def _reads(
     table: _Table, known: Known, sources: Sequence[Proc], rows: slice, centres: Ints
 ) -> None:
-    kind, mount, per_second = known.around.reads(sources, centres)
-    table.put("read_fs", rows, kind)
-    table.put("read_mount", rows, mount)
-    table.put("loader_read_bytes", rows, per_second * table.columns["d_s"][rows])
+    reads = known.around.reads(sources, centres)
+    length = table.columns["d_s"][rows]
+    table.put("read_fs", rows, reads.kind)
+    table.put("read_mount", rows, reads.mount)
+    table.put("loader_read_bytes", rows, reads.device_per_s * length)
+    table.put("loader_asked_bytes", rows, reads.asked_per_s * length)
 
 
 def _cpus(table: _Table, known: Known, procs: Sequence[Proc], rows: slice, centres: Ints) -> None:
@@ -360,7 +362,11 @@ def _writing(gpu: Gpu, proc: Proc, rows: slice) -> Truths:
     void = gpu.busy[rows] <= WHOLLY_EMPTY_RATIO
     out = np.zeros(len(void), dtype=bool)
     own = proc.rows
-    written = counter(own["mono_ns"].astype(np.int64), own["write_bytes"], gap_ns=GAP_NS)
+    # Pages of a block device that it made dirty, or what it gave to write() for any other.
+    written = [
+        counter(own["mono_ns"].astype(np.int64), own[name], gap_ns=GAP_NS)
+        for name in ("write_bytes", "wchar_bytes")
+    ]
     t0, t1 = gpu.t0[rows], gpu.t1[rows]
     edges = np.flatnonzero(np.diff(void.astype(np.int8))) + 1
     for part in np.split(np.arange(len(void)), edges):
@@ -369,6 +375,6 @@ def _writing(gpu: Gpu, proc: Proc, rows: slice) -> Truths:
         # Readings are a second apart: what was written just before belongs to the stretch.
         begin, end = int(t0[part[0]]) - NS_PER_S, int(t1[part[-1]]) + NS_PER_S
         middle = np.array([(begin + end) // 2], dtype=np.int64)
-        grown, _ = written.around(middle, (end - begin) // 2, 0)
-        out[part] = grown[0] >= BULK_WRITE_BYTES
+        grown = [each.around(middle, (end - begin) // 2, 0)[0][0] for each in written]
+        out[part] = max(grown) >= BULK_WRITE_BYTES
     return out

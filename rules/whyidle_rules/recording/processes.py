@@ -36,7 +36,7 @@ SELECT pid, start_ns, mono_ns, parent_pid, kind,
   coalesce(main_run_ns::DOUBLE, user_ns::DOUBLE + system_ns::DOUBLE) AS run_ns,
   main_run_delay_ns::DOUBLE AS ready_ns, blkio_delay_ns::DOUBLE AS blkio_ns,
   read_bytes::DOUBLE AS read_bytes, write_bytes::DOUBLE AS write_bytes,
-  rchar_bytes::DOUBLE AS rchar_bytes
+  rchar_bytes::DOUBLE AS rchar_bytes, wchar_bytes::DOUBLE AS wchar_bytes
 FROM process WHERE node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until
   AND pid IS NOT NULL AND start_ns IS NOT NULL
 ORDER BY pid, start_ns, mono_ns

@@ -12,7 +12,7 @@ import numpy as np
 from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
 from whyidle_rules.recording.processes import Identity, Proc
-from whyidle_rules.recording.series import Array, Columns, Counter, Floats, counter, fetch
+from whyidle_rules.recording.series import Array, Columns, Counter, Floats, Truths, counter, fetch
 from whyidle_rules.recording.threads import GAP_NS, HALF_NS, LEAST_NS, grown
 
 _QUOTA_HALF_NS = 2 * NS_PER_S
@@ -23,6 +23,7 @@ _FILES_HALF_NS = 15 * NS_PER_S
 _DEVICE_READ_RATIO = 0.2
 _DEVICE_BYTES_PER_S = 32 << 10
 # What lies below an overlay is not known, and memory blocks nobody.
+_LOCAL = frozenset({"block", "nvmeof"})
 NOT_FILES = frozenset({"tmpfs", "overlay", "other"})
 
 
@@ -62,24 +63,35 @@ class Surroundings:
         share = np.clip(cut / np.maximum(periods, 1.0), 0.0, 1.0)
         return np.asarray(np.where(covered > 0, share, np.nan))
 
-    def reads(self, procs: Sequence[Proc], centres: Ints) -> tuple[Array, Array, Floats]:
-        """Return kind of file system, mount point and bytes from storage per second."""
+    def reads(self, procs: Sequence[Proc], centres: Ints) -> Reads:
+        """Return where processes read from."""
         size = len(centres)
         kind = np.full(size, None, dtype=object)
         mount = np.full(size, None, dtype=object)
         device = grown(procs, "read_bytes", centres, 2 * HALF_NS)
         asked = grown(procs, "rchar_bytes", centres, 2 * HALF_NS)
         from_device = (device > _DEVICE_BYTES_PER_S) & (device > _DEVICE_READ_RATIO * asked)
-        kind[from_device] = "block"
         through_fuse = _fuse(procs, centres)
+        kind[from_device] = "block"
         kind[through_fuse] = "fuse"
         seen = [self.files[proc.identity] for proc in procs if proc.identity in self.files]
-        for place, (name, point) in _most_read(seen, centres).items():
+        remote = through_fuse | ~from_device
+        for place, (name, point) in _most_read(seen, centres, remote).items():
             kind[place], mount[place] = name, point
-        # A device that is read although its file system was not seen open, or another one was.
-        odd = from_device & ~through_fuse & (kind == "fuse")
-        kind[odd], mount[odd] = "block", None
-        return kind, mount, device
+        return Reads(kind=kind, mount=mount, device_per_s=device, asked_per_s=asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """Kind of file system and mount point, None if unknown; bytes a second, NaN if unknown.
+
+    `device` bytes came from block devices; `asked` ones were asked of read(), cached ones too.
+    """
+
+    kind: Array
+    mount: Array
+    device_per_s: Floats
+    asked_per_s: Floats
 
 
 def _fuse(procs: Sequence[Proc], centres: Ints) -> Array:
@@ -93,8 +105,15 @@ def _fuse(procs: Sequence[Proc], centres: Ints) -> Array:
     return np.asarray(total > 0)
 
 
-def _most_read(seen: Sequence[Columns], centres: Ints) -> dict[int, tuple[str, str | None]]:
-    """Return, by window, the mount that most looks found files of open."""
+def _most_read(
+    seen: Sequence[Columns], centres: Ints, remote: Truths
+) -> dict[int, tuple[str, str | None]]:
+    """Return, by window, the mount that most looks found files of open.
+
+    Any process has files of its own disk open, such as its input or its code. Where nothing comes
+    from a block device (`remote`), a mount of another kind is what data comes from; where it does,
+    one of a block device is.
+    """
     if not seen:
         return {}
     times = np.concatenate([rows["mono_ns"].astype(np.int64) for rows in seen])
@@ -115,8 +134,11 @@ def _most_read(seen: Sequence[Columns], centres: Ints) -> dict[int, tuple[str, s
         here = np.array([mounts[i] == wanted for i in order], dtype=np.float64)
         summed = np.concatenate(([0.0], np.cumsum(here)))
         counts[row] = summed[high] - summed[low]
-    best = counts.argmax(axis=0)
-    found = counts[best, np.arange(len(centres))] > 0
+    local = np.array([kind in _LOCAL for kind, _ in different])
+    fits = np.where(remote[None, :], ~local[:, None], local[:, None])
+    chosen = np.where((counts * fits).sum(axis=0) > 0, counts * fits, counts)
+    best = chosen.argmax(axis=0)
+    found = chosen[best, np.arange(len(centres))] > 0
     return {int(i): different[best[i]] for i in np.flatnonzero(found)}
 
 
