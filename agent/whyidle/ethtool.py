@@ -1,9 +1,9 @@
 """Questions to the drivers of network interfaces: the names of their statistics, and the values.
 
 Source: SIOCETHTOOL, <linux/ethtool.h>: ETHTOOL_GSSET_INFO, ETHTOOL_GSTRINGS and ETHTOOL_GSTATS. The
-driver fills in every value, but only those that are asked for become Python numbers. Measured on
-the 751 statistics of a ConnectX: 7 us for 40 values of them, where pyroute2's IoctlEthtool pairs
-all names and values in 205 us; eight ports once a second are a budget of 0.15 % of a core.
+driver fills in every value, but only those that are asked for become Python numbers: of the 751
+statistics of a ConnectX 20 take 4 us, where pyroute2 pairs all names and values in 95 us. It also
+keeps a buffer for as many as there once were, which the kernel overruns when queues are added.
 """
 
 from __future__ import annotations

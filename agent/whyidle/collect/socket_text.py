@@ -12,12 +12,10 @@ from typing import NamedTuple
 
 from whyidle.host import Answer
 
-_HEAD = struct.Struct("=IHHII")
-_MESSAGE_BYTES = 72
-_DONE, _ERROR = 3, 2
-_PORTS = struct.Struct(">HH")
-# cookie, then queues, user and inode.
-_IDS = struct.Struct("=Q4xIIII")
+# Length and kind of a message; then peer's port (big-endian), cookie, queues, user and inode.
+_HEAD = struct.Struct("=IH10x")
+_MESSAGE = struct.Struct("=16x4x2xH32x4xQ4xIIII")
+_DONE = 3
 _ATTRIBUTE = struct.Struct("=HH")
 _INET_DIAG_INFO = 2
 # rtt; retransmits; received; busy, receiver limited, sender limited; sent; out of order.
@@ -71,21 +69,20 @@ def parse(data: bytes) -> Iterator[Connection]:
     while at < len(data):
         if at + _HEAD.size > len(data):
             raise ValueError(f"connections: {len(data) - at} bytes are no message")
-        length, kind, _, _, _ = _HEAD.unpack_from(data, at)
+        length, kind = _HEAD.unpack_from(data, at)
         if length < _HEAD.size or at + length > len(data):
             raise ValueError(f"connections: a message of {length} bytes is cut off")
         if kind > _DONE:
-            yield _connection(data, at + _HEAD.size, at + length)
+            yield _connection(data, at, at + length)
         at += length + 3 & ~3
 
 
 def _connection(data: bytes, at: int, end: int) -> Connection:
-    if end - at < _MESSAGE_BYTES:
+    if end - at < _MESSAGE.size:
         raise ValueError(f"connections: a message of {end - at} bytes is too short")
-    _, peer_port = _PORTS.unpack_from(data, at + 4)
-    cookie, rx_queue, tx_queue, user_id, inode = _IDS.unpack_from(data, at + 44)
+    port, cookie, rx_queue, tx_queue, user_id, inode = _MESSAGE.unpack_from(data, at)
     rtt, totals = None, NOTHING
-    attribute = at + _MESSAGE_BYTES
+    attribute = at + _MESSAGE.size
     while attribute + _ATTRIBUTE.size <= end:
         size, kind = _ATTRIBUTE.unpack_from(data, attribute)
         if size < _ATTRIBUTE.size or attribute + size > end:
@@ -94,6 +91,7 @@ def _connection(data: bytes, at: int, end: int) -> Connection:
             rtt, totals = _info(data, attribute + _ATTRIBUTE.size, attribute + size)
             break
         attribute += size + 3 & ~3
+    peer_port = port >> 8 | (port & 0xFF) << 8  # as on the wire
     return Connection(cookie, inode, user_id, peer_port, rx_queue, tx_queue, rtt, totals)
 
 
