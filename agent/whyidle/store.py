@@ -123,6 +123,19 @@ class Recording:
                 if not self._drop_damaged():
                     raise
 
+    def seal(self) -> None:
+        """Let what runs from now on reach no file but this recording's, for queries of others.
+
+        There is no way back on this connection. Attached segments stay readable, and exports, which
+        are read when a query asks; nothing else is, and no setting can be changed.
+        """
+        allowed = [f"{name}/" for path in self._exports for name in (path, path.absolute())]
+        listed = ", ".join(quoted(name) for name in allowed)
+        self.con.execute(f"SET allowed_directories = [{listed}]")
+        self.con.execute("SET python_enable_replacements = false")
+        self.con.execute("SET enable_external_access = false")
+        self.con.execute("SET lock_configuration = true")
+
     def close(self) -> None:
         """Close all files."""
         self.con.close()

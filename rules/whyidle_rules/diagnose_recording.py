@@ -74,8 +74,7 @@ def _print_rows(con: duckdb.DuckDBPyConnection, query: str) -> None:
         statements = con.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UserError("--sql takes one SELECT; write one query.")
-        # A subquery: whatever the statement is, it can only read. It may end in a comment.
-        cursor = con.execute(f"SELECT * FROM ({query.rstrip().rstrip(';')}\n)")
+        cursor = con.execute(statements[0])
         out = csv.writer(sys.stdout, lineterminator="\n")
         out.writerow([str(column[0]) for column in cursor.description or ()])
         while rows := cursor.fetchmany(_ROWS):
