@@ -125,10 +125,7 @@ def _accompany(process: subprocess.Popen[bytes], supervisor: Supervisor | None) 
 
 def _conclude(recording: Path, clean: bool) -> None:
     size = sum(path.stat().st_size for path in recording.rglob("*") if path.is_file())
-    # diagnose reads traces so far; until it reads recordings, their tables are the way in.
-    LOG.info(
-        "recorded %.1f MB in %s; its tables are listed by: whyidle tables", size / 1e6, recording
-    )
+    LOG.info("recorded %.1f MB in %s; now run: diagnose %s", size / 1e6, recording, recording)
     if not clean:
         LOG.warning("part of it is still in the spool, which readers of recordings take as well")
 

@@ -16,7 +16,15 @@ from whyidle.clock import NS_PER_S
 from whyidle_rules import evidence
 from whyidle_rules.allocate import allocate
 from whyidle_rules.compile_levels import quoted
-from whyidle_rules.recording import phases, processes, ranks, spin, surroundings, windows
+from whyidle_rules.recording import (
+    hardware,
+    phases,
+    processes,
+    ranks,
+    spin,
+    surroundings,
+    windows,
+)
 from whyidle_rules.recording.fill import Known, gpu_evidence
 from whyidle_rules.recording.series import Array
 from whyidle_rules.recording.spans import Machine
@@ -90,6 +98,7 @@ def fill(
     jobs = [known[gpu.machine].job_of(gpu) for gpu in gpus]
     for gpu, full in zip(gpus, spin.fills(gpus, jobs), strict=True):
         columns = gpu_evidence(gpu, known[gpu.machine], full)
+        hardware.add(con, gpu, columns)
         columns["window_id"] = np.arange(count, count + len(gpu.t0), dtype=np.int64)
         _insert(con, columns)
         first.append(count)

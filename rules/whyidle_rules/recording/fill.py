@@ -283,6 +283,11 @@ def _reads(
     table.put("read_mount", rows, reads.mount)
     table.put("loader_read_bytes", rows, reads.device_per_s * length)
     table.put("loader_asked_bytes", rows, reads.asked_per_s * length)
+    # What has to be read again for want of memory is not the file system's.
+    thrash = known.around.thrashing(reads.device_per_s, centres)
+    io = table.columns["loader_io_ratio"][rows]
+    table.put("loader_thrash_ratio", rows, io * thrash)
+    table.put("loader_io_ratio", rows, io * (1.0 - np.nan_to_num(thrash)))
 
 
 def _cpus(table: _Table, known: Known, procs: Sequence[Proc], rows: slice, centres: Ints) -> None:

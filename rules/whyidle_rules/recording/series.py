@@ -171,3 +171,9 @@ def _plain(column: Array) -> Array:
     plain = np.asarray(column.data).astype(np.float64)
     plain[mask] = np.nan
     return plain
+
+
+def one(con: duckdb.DuckDBPyConnection, query: str, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the one row of a query that aggregates, and leave nothing of it open."""
+    (row,) = con.execute(query, dict(values)).fetchall()
+    return tuple(row)

@@ -23,6 +23,8 @@ _FILES_HALF_NS = 15 * NS_PER_S
 _DEVICE_READ_RATIO = 0.2
 _DEVICE_BYTES_PER_S = 32 << 10
 # What lies below an overlay is not known, and memory blocks nobody.
+# Of the time, some task waited for memory (PSI): less is ordinary reclaim beside a full page cache.
+MEMORY_STALL_RATIO = 0.05
 _LOCAL = frozenset({"block", "nvmeof"})
 NOT_FILES = frozenset({"tmpfs", "overlay", "other"})
 
@@ -44,6 +46,22 @@ class Surroundings:
     cpu_used_ns: Counter
     quotas: Mapping[str, Quota]
     files: Mapping[Identity, Columns]
+    memory_stall_ns: Counter
+    refault_bytes: Counter
+
+    def thrashing(self, device_per_s: Floats, centres: Ints) -> Floats:
+        """Return which share of what is read from devices memory had held shortly before.
+
+        0 while nobody waits for memory; NaN where pressure or refaults are not known.
+        """
+        stalled, seen = self.memory_stall_ns.around(centres, _QUOTA_HALF_NS, LEAST_NS)
+        again, told = self.refault_bytes.around(centres, _QUOTA_HALF_NS, LEAST_NS)
+        per_s = again * 1e9 / np.maximum(told, 1.0)
+        share = np.clip(per_s / np.maximum(device_per_s, 1.0), 0.0, 1.0)
+        pressed = stalled >= MEMORY_STALL_RATIO * np.maximum(seen, 1.0)
+        return np.asarray(
+            np.where((seen > 0) & (told > 0), np.where(pressed, np.nan_to_num(share), 0.0), np.nan)
+        )
 
     def cpu_busy(self, centres: Ints) -> Floats:
         """Return the share of the node's CPU time that was used around each time."""
@@ -178,7 +196,21 @@ def load(
         " ORDER BY pid, start_ns, mono_ns",
         at,
     ).groups("pid", "start_ns")
+    memory = fetch(
+        con,
+        "SELECT mono_ns, some_ns::DOUBLE AS some_ns FROM pressure WHERE resource = 'memory'"
+        f" AND cgroup = '' AND {where} ORDER BY mono_ns",
+        at,
+    )
+    refaults = fetch(
+        con,
+        "SELECT mono_ns, (refault_file_pages * coalesce(page_bytes, 4096))::DOUBLE AS bytes"
+        f" FROM vmstat WHERE {where} ORDER BY mono_ns",
+        at,
+    )
     return Surroundings(
+        memory_stall_ns=_counter(memory, "some_ns"),
+        refault_bytes=_counter(refaults, "bytes"),
         cpus=int(cpu["cpus"][-1]) if len(cpu) else None,
         cpu_used_ns=_counter(cpu, "used_ns"),
         quotas=quotas,

@@ -20,6 +20,7 @@ import numpy as np
 from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
+from whyidle_rules.recording import fabric
 from whyidle_rules.recording.series import Array, Columns, Floats, Truths, fetch
 from whyidle_rules.recording.spans import wall_offsets
 from whyidle_rules.recording.windows import Gpu
@@ -100,7 +101,7 @@ def witness(con: duckdb.DuckDBPyConnection, gpus: Sequence[Gpu], first: Sequence
         elif len(ranks) == world:
             waits.jobs.append(_job(ranks, waits.bins, parts, rows))
     for job in waits.jobs:
-        _tell(con, job, waits, parts, rows["coll_s"])
+        _tell(con, job, waits, parts, rows["coll_s"], gpus)
     return waits
 
 
@@ -155,32 +156,49 @@ def _tell(
     waits: Waits,
     parts: Sequence[slice],
     spin_s: Floats,
+    gpus: Sequence[Gpu],
 ) -> None:
+    ranks = np.array([*job.ranks, -1], dtype=np.int64)
     for row, number in enumerate(job.members):
+        gpu = gpus[number]
         at = waits.bins[number] - job.first_bin
         own = spin_s[parts[number]]
         wait = own * job.wait[row][at]
-        late = job.late[at]
-        ranks = np.array([*job.ranks, -1], dtype=np.int64)
+        moved = own - wait
+        way = fabric.load(con, gpu.node, gpu.boot_id, (gpu.t0 + gpu.t1) // 2)
+        rdma = (way.transport == "ib") | (way.transport == "roce")
+        detour = (way.transport == "tcp") & (way.rdma_ports > 0)
+        degraded = rdma & way.degraded
+        congested = rdma & way.congested & ~degraded
         begin = parts[number].start
         told = {
             "window_id": np.arange(begin, begin + len(at), dtype=np.int64),
             "wait": np.where(job.gone[at], wait * 0.0, wait),
             "gone": np.where(job.gone[at], wait, wait * 0.0),
-            "transfer": own - wait,
-            "late": ranks[late],
+            "moved": np.where(detour | degraded | congested, moved * 0.0, moved),
+            "detour": np.where(way.known, moved * detour, np.nan),
+            "degraded": np.where(way.known, moved * degraded, np.nan),
+            "congested": np.where(way.known, moved * congested, np.nan),
+            "transport": way.transport,
+            "ports": np.full(len(at), way.rdma_ports, dtype=np.int64),
+            "late": ranks[job.late[at]],
         }
         con.register("whyidle_waits", told)
         try:
-            con.execute(
-                "UPDATE evidence SET coll_wait_s = w.wait, coll_gone_s = w.gone,"
-                " coll_transfer_s = w.transfer,"
-                " late_rank = CASE WHEN w.late >= 0 AND w.wait + w.gone > 0 THEN w.late END"
-                " FROM whyidle_waits w"
-                " WHERE evidence.window_id = w.window_id AND NOT isnan(w.wait)"
-            )
+            con.execute(_TELL)
         finally:
             con.unregister("whyidle_waits")
+
+
+_TELL = """
+UPDATE evidence SET coll_wait_s = w.wait, coll_gone_s = w.gone, coll_transfer_s = w.moved,
+  coll_detour_s = if(isnan(w.detour), NULL, w.detour),
+  coll_degraded_s = if(isnan(w.degraded), NULL, w.degraded),
+  coll_congested_s = if(isnan(w.congested), NULL, w.congested),
+  coll_transport = CAST(w.transport AS VARCHAR), rdma_ports = w.ports,
+  late_rank = CASE WHEN w.late >= 0 AND w.wait + w.gone > 0 THEN w.late END
+FROM whyidle_waits w WHERE evidence.window_id = w.window_id AND NOT isnan(w.wait)
+"""
 
 
 def roots(

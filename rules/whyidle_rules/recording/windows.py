@@ -21,7 +21,8 @@ LINKED_BYTES = 1 << 20
 class Gpu:
     """A GPU of a node and its windows, in order and apart; `busy` is the share with kernels.
 
-    `sm` is the mean share of SMs with a warp, NaN where it was not measured; `linked` says whether
+    `sm` is the mean share of SMs with a warp, `pcie_bytes` what went over PCIe in the busier
+    direction, both NaN where that was not measured; `linked` says whether
     bytes went over NVLink at all; `busy_before_ns` is when kernels ran last before these windows;
     `work_s` is how long its tensor cores were busy in all, or where they were not, its memory.
     """
@@ -35,6 +36,7 @@ class Gpu:
     t1: Ints
     busy: Floats
     sm: Floats
+    pcie_bytes: Floats
     source: str
     unknown_ns: int
     linked: bool = False
@@ -62,6 +64,7 @@ class Gpu:
             t1=t1,
             busy=self.busy[chosen],
             sm=self.sm[chosen],
+            pcie_bytes=self.pcie_bytes[chosen],
             unknown_ns=_apart_ns(t0, t1),
             busy_before_ns=int(used[-1]) if len(used) else self.busy_before_ns,
         )
@@ -75,7 +78,8 @@ def load(con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | N
         "SELECT node, boot_id, uuid, source, mono_ns, t0_ns, t1_ns, gr_active_ratio,"
         " sm_active_ratio, utilization_ratio, coalesce(nvlink_tx_bytes, 0)::DOUBLE"
         " + coalesce(nvlink_rx_bytes, 0)::DOUBLE AS nvlink_bytes,"
-        " tensor_active_ratio, dram_active_ratio FROM gpu_activity"
+        " tensor_active_ratio, dram_active_ratio,"
+        " greatest(pcie_tx_bytes, pcie_rx_bytes)::DOUBLE AS pcie_bytes FROM gpu_activity"
         " WHERE mono_ns > $since AND mono_ns <= $until AND uuid IS NOT NULL"
         " ORDER BY node, boot_id, uuid, mono_ns",
         {
@@ -147,12 +151,15 @@ def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name:
         t0 = np.where(t1 - t0 > STALE_NS, t1, t0)
         busy = rows["utilization_ratio"].astype(np.float64)
         sm = np.full(len(busy), np.nan)
+    pcie = rows["pcie_bytes"].astype(np.float64)
     order = np.argsort(t1, kind="stable")
-    t0, t1, busy, sm = t0[order], t1[order], busy[order], sm[order]
+    t0, t1 = t0[order], t1[order]
+    busy, sm, pcie = busy[order], sm[order], pcie[order]
     if len(t1):
         t0 = np.maximum(t0, np.append(t0[:1], np.maximum.accumulate(t1)[:-1]))
     keep = t1 > t0
-    t0, t1, busy, sm = t0[keep], t1[keep], busy[keep], sm[keep]
+    t0, t1 = t0[keep], t1[keep]
+    busy, sm, pcie = busy[keep], sm[keep], pcie[keep]
     return Gpu(
         node=node,
         boot_id=boot_id,
@@ -163,6 +170,7 @@ def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name:
         t1=t1,
         busy=np.clip(busy, 0.0, 1.0),
         sm=sm,
+        pcie_bytes=pcie,
         source=source,
         linked=linked,
         work_s=_work_s(rows),

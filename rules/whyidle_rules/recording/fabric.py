@@ -1,0 +1,168 @@
+"""What carried the bytes of collectives: NVLink, RDMA ports or TCP, and in which state that was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from whyidle.clock import NS_PER_S
+from whyidle_rules.intervals import Ints
+from whyidle_rules.recording.series import Array, Columns, Floats, Truths, counter, fetch
+from whyidle_rules.recording.threads import GAP_NS, LEAST_NS
+
+_HALF_NS = NS_PER_S
+# Below this rate a path carries heartbeats, metrics or ssh, and no collective.
+CARRIES_BYTES_PER_S = 10e6
+# Ports of one node are bought alike: one at less than this share of the fastest runs degraded.
+SAME_RATE_RATIO = 0.9
+# A sender told to pause for this share of the time, or with this share of its packets answered by a
+# congestion notification, is held up by the fabric and not by its own rate.
+PAUSED_RATIO = 0.05
+CNP_RATIO = 0.01
+# Packets sent again: a clean fabric has none at all, and 1 in 10,000 halves a flow.
+RESENT_RATIO = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """The fabric of a node around each of some times.
+
+    `transport` is None where nothing carried bytes. `rdma_ports` counts the active ones. `degraded`
+    and `congested` are of the RDMA ports; `known` says where there were readings at all.
+    """
+
+    transport: Array
+    rdma_ports: int
+    degraded: Truths
+    congested: Truths
+    known: Truths
+
+
+def load(con: duckdb.DuckDBPyConnection, node: str, boot_id: str, centres: Ints) -> Fabric:
+    """Return the fabric of a node around each time."""
+    at = {"node": node, "boot": boot_id}
+    links = _links(con, at)
+    rdma, rdma_known = _rate(con, "rdma_traffic", "device, port", at, centres)
+    tcp, tcp_known = _rate(con, "net_link", "namespace, interface", at, centres)
+    nvlink, _ = _nvlink(con, at, centres)
+    transport = np.full(len(centres), None, dtype=object)
+    # Of several, the slowest kind: a collective over nodes uses NVLink inside of them as well.
+    transport[nvlink > CARRIES_BYTES_PER_S] = "nvlink"
+    kind = "roce" if links.ethernet else "ib"
+    transport[rdma > CARRIES_BYTES_PER_S] = kind
+    # RDMA over Ethernet may be counted by its network interface as well.
+    own = tcp - (rdma if links.ethernet else 0.0)
+    over_tcp = (own > CARRIES_BYTES_PER_S) & (own > rdma)
+    transport[over_tcp] = "tcp"
+    return Fabric(
+        transport=transport,
+        rdma_ports=links.active,
+        degraded=np.full(len(centres), links.slow),
+        congested=_congested(con, at, centres),
+        known=rdma_known | tcp_known,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Links:
+    active: int
+    ethernet: bool
+    slow: bool
+
+
+def _links(con: duckdb.DuckDBPyConnection, at: dict[str, Any]) -> _Links:
+    rows = con.execute(
+        "SELECT p.device, p.port, arg_max(p.state, p.mono_ns), min(p.rate_bits_per_s),"
+        " max(i.link_layer), max(p.link_downs) - min(p.link_downs) FROM rdma_port p"
+        " LEFT JOIN rdma_info i ON i.node = p.node AND i.boot_id = p.boot_id"
+        "  AND i.device = p.device"
+        " WHERE p.node = $node AND p.boot_id = $boot GROUP BY p.device, p.port",
+        at,
+    ).fetchall()
+    up = [row for row in rows if row[2] == "active"]
+    rates = [row[3] for row in up if row[3]]
+    slow = bool(rates) and min(rates) < SAME_RATE_RATIO * max(rates)
+    fell = any(row[5] for row in rows if row[5])
+    return _Links(
+        active=len(up),
+        ethernet=any(row[4] == "ethernet" for row in up),
+        slow=slow or fell,
+    )
+
+
+def _rate(
+    con: duckdb.DuckDBPyConnection, table: str, keys: str, at: dict[str, Any], centres: Ints
+) -> tuple[Floats, Truths]:
+    """Return bytes a second, sent and received, over all links of a table, and where known."""
+    more = " AND interface <> 'lo'" if table == "net_link" else ""
+    rows = fetch(
+        con,
+        f"SELECT {keys}, mono_ns, coalesce(rx_bytes, 0)::DOUBLE + coalesce(tx_bytes, 0)::DOUBLE"
+        f" AS bytes FROM {table} WHERE node = $node AND boot_id = $boot{more} ORDER BY mono_ns",
+        at,
+    )
+    total, covered = np.zeros(len(centres)), np.zeros(len(centres))
+    for own in rows.groups(*keys.split(", ")).values():
+        grown, seen = counter(
+            own["mono_ns"].astype(np.int64), own["bytes"].astype(np.float64), gap_ns=GAP_NS
+        ).around(centres, _HALF_NS, LEAST_NS)
+        total += grown * 1e9 / np.maximum(seen, 1.0)
+        covered += seen
+    return total, np.asarray(covered > 0)
+
+
+def _nvlink(
+    con: duckdb.DuckDBPyConnection, at: dict[str, Any], centres: Ints
+) -> tuple[Floats, Truths]:
+    rows = fetch(
+        con,
+        "SELECT uuid, mono_ns, (coalesce(nvlink_tx_bytes, 0) + coalesce(nvlink_rx_bytes, 0))"
+        "::DOUBLE AS bytes FROM gpu_activity WHERE node = $node AND boot_id = $boot"
+        " AND nvlink_tx_bytes IS NOT NULL ORDER BY mono_ns",
+        at,
+    )
+    total, covered = np.zeros(len(centres)), np.zeros(len(centres))
+    for own in rows.groups("uuid").values():
+        growth = np.cumsum(own["bytes"].astype(np.float64))
+        grown, seen = counter(own["mono_ns"].astype(np.int64), growth, gap_ns=GAP_NS).around(
+            centres, _HALF_NS, LEAST_NS
+        )
+        total += grown * 1e9 / np.maximum(seen, 1.0)
+        covered += seen
+    return total, np.asarray(covered > 0)
+
+
+def _congested(con: duckdb.DuckDBPyConnection, at: dict[str, Any], centres: Ints) -> Truths:
+    found = np.zeros(len(centres), dtype=bool)
+    ports = fetch(
+        con,
+        "SELECT device, port, mono_ns, tx_packets::DOUBLE AS packets,"
+        " cnps_handled::DOUBLE AS cnps, (coalesce(retransmits, 0) + coalesce(out_of_order, 0))"
+        "::DOUBLE AS resent FROM rdma_port WHERE node = $node AND boot_id = $boot"
+        " ORDER BY mono_ns",
+        at,
+    )
+    for own in ports.groups("device", "port").values():
+        packets = _grown(own, "packets", centres)
+        for name, ratio in (("cnps", CNP_RATIO), ("resent", RESENT_RATIO)):
+            found |= np.nan_to_num(_grown(own, name, centres)) > ratio * np.maximum(packets, 1e4)
+    pauses = fetch(
+        con,
+        "SELECT interface, priority::VARCHAR AS priority, mono_ns, rx_pause_us::DOUBLE AS us"
+        " FROM ethtool_pause WHERE node = $node AND boot_id = $boot ORDER BY mono_ns",
+        at,
+    )
+    for own in pauses.groups("interface", "priority").values():
+        found |= np.nan_to_num(_grown(own, "us", centres)) / 1e6 > PAUSED_RATIO
+    return found
+
+
+def _grown(rows: Columns, name: str, centres: Ints) -> Floats:
+    """Return growth per second."""
+    grown, seen = counter(
+        rows["mono_ns"].astype(np.int64), rows[name].astype(np.float64), gap_ns=GAP_NS
+    ).around(centres, 2 * _HALF_NS, LEAST_NS)
+    return np.asarray(grown * 1e9 / np.maximum(seen, 1.0))

@@ -1,0 +1,122 @@
+"""What the hardware itself adds to a GPU's evidence: errors of the driver, and the PCIe link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from whyidle.clock import NS_PER_S
+from whyidle_rules import evidence
+from whyidle_rules.recording.series import Array, Floats, fetch, nearest, one
+from whyidle_rules.recording.windows import Gpu
+
+# Errors after which the GPU, not the job, needs help (docs.nvidia.com/deploy/xid-errors): memory
+# that cannot be corrected, NVLink, the GPU fallen off the bus, its firmware silent. Faults of the
+# job's own kernels (13, 31, 43, 45) are not among them: the job ends, and that is told.
+FATAL_XIDS = (46, 48, 61, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 154)
+# A GPU that computes again is well; one that does not is in somebody's hands after a while.
+XID_NS = 600 * NS_PER_S
+# Bytes per second and lane that a link carries, encoding off: generation 1 to 6. Of that, packet
+# headers leave about 85 %.
+_LANE_BYTES_PER_S = np.array([np.nan, 0.25e9, 0.5e9, 0.985e9, 1.969e9, 3.938e9, 7.563e9])
+_PAYLOAD_RATIO = 0.85
+# From this share of what the link carries on, copies fill it.
+FULL_RATIO = 0.6
+_STALE_NS = 5 * NS_PER_S
+
+_EMPTY = [c.name for c in evidence.OBSERVED if c.exclusive and c.name not in ("coll_s", "p2p_s")]
+_LEFT = ("main_run_s", "main_ready_s", "main_blocked_s", "main_asleep_s")
+
+
+def add(con: duckdb.DuckDBPyConnection, gpu: Gpu, columns: dict[str, Array]) -> None:
+    """Fill in the columns of the hardware; what they take, no other column keeps."""
+    at = {"node": gpu.node, "boot": gpu.boot_id, "uuid": gpu.uuid}
+    _xid(con, gpu, at, columns)
+    _pcie(con, gpu, at, columns)
+
+
+def _xid(
+    con: duckdb.DuckDBPyConnection, gpu: Gpu, at: dict[str, Any], columns: dict[str, Array]
+) -> None:
+    rows = con.execute(
+        "SELECT mono_ns, xid FROM gpu_event WHERE node = $node AND boot_id = $boot"
+        " AND uuid = $uuid AND kind IN ('xid', 'lost')"
+        f" AND (xid IS NULL OR xid IN {FATAL_XIDS}) ORDER BY mono_ns",
+        at,
+    ).fetchall()
+    watched = one(
+        con,
+        "SELECT count(*) FROM tick WHERE node = $node AND boot_id = $boot AND rows IS NOT NULL"
+        " AND collector IN ('xid', 'gpu_event')",
+        {"node": gpu.node, "boot": gpu.boot_id},
+    )
+    if not rows and not watched[0]:
+        return
+    hit = np.zeros(len(gpu.t0), dtype=bool)
+    number = np.full(len(gpu.t0), np.nan)
+    active = gpu.t1[gpu.busy > 0]
+    for mono_ns, xid in rows:
+        later = active[active > mono_ns + NS_PER_S]  # what ran when it happened may end
+        end = min(int(later[0]) if len(later) else mono_ns + XID_NS, mono_ns + XID_NS)
+        inside = (gpu.t0 >= mono_ns) & (gpu.t1 <= end)
+        hit |= inside
+        number[inside] = np.nan if xid is None else float(xid)
+    empty = columns["empty_s"]
+    columns["xid_s"] = np.where(hit, empty, 0.0)
+    columns["xid"] = number
+    for name in _EMPTY:
+        if name != "xid_s":
+            columns[name] = np.where(hit & ~np.isnan(columns[name]), 0.0, columns[name])
+
+
+def _pcie(
+    con: duckdb.DuckDBPyConnection, gpu: Gpu, at: dict[str, Any], columns: dict[str, Array]
+) -> None:
+    state = fetch(
+        con,
+        "SELECT mono_ns, pcie_generation::DOUBLE AS generation, pcie_width::DOUBLE AS width"
+        " FROM gpu_state WHERE node = $node AND boot_id = $boot AND uuid = $uuid"
+        " AND pcie_generation BETWEEN 1 AND 6 AND pcie_width > 0 ORDER BY mono_ns",
+        at,
+    )
+    if not len(state) or np.isnan(gpu.pcie_bytes).all():
+        return
+    centres = (gpu.t0 + gpu.t1) // 2
+    near = nearest(state["mono_ns"].astype(np.int64), centres, _STALE_NS)
+    known = near >= 0
+    generation, width = state["generation"][near], state["width"][near]
+    per_s = _LANE_BYTES_PER_S[generation.astype(np.int64)] * width * _PAYLOAD_RATIO
+    ratio = np.where(known, gpu.pcie_bytes / (per_s * gpu.length / 1e9), np.nan)
+    ratio = np.clip(ratio, 0.0, 1.0)
+    columns["pcie_ratio"] = ratio
+    _reduced(con, at, columns, generation, width, known)
+    left = np.add.reduce([np.nan_to_num(columns[name]) for name in _LEFT])
+    full = np.nan_to_num(ratio) >= FULL_RATIO
+    taken = np.where(full, np.minimum(left, gpu.length / 1e9 * np.nan_to_num(ratio)), 0.0)
+    columns["pcie_copy_s"] = np.where(np.isnan(ratio), np.nan, taken)
+    scale = np.where(left > 0, 1.0 - taken / np.maximum(left, 1e-12), 1.0)
+    for name in _LEFT:
+        columns[name] = columns[name] * scale
+
+
+def _reduced(
+    con: duckdb.DuckDBPyConnection,
+    at: dict[str, Any],
+    columns: dict[str, Array],
+    generation: Floats,
+    width: Floats,
+    known: Array,
+) -> None:
+    """Say whether the link runs below what GPU and slot can; under traffic it does not sleep."""
+    row = one(
+        con,
+        "SELECT max(max_pcie_generation), max(max_pcie_width) FROM gpu_info"
+        " WHERE node = $node AND boot_id = $boot AND uuid = $uuid",
+        at,
+    )
+    if row[0] is None or row[1] is None:
+        return
+    reduced = (generation < row[0]) | (width < row[1])
+    columns["pcie_reduced"] = np.where(known, reduced.astype(np.float64), np.nan)
