@@ -221,6 +221,30 @@ def test_the_gpus_are_let_go_by_root_and_by_nobody_else(running: Booted) -> None
     assert running.run("whyidle release --resume") == "the agent has taken the GPUs back.\n"
 
 
+def test_the_gpus_are_taken_back_when_the_driver_was_loaded_anew(machine: Booted) -> None:
+    """The driver's file in /proc is one that the test makes and removes."""
+    version = "/run/driver/nvidia/version"
+    unit = f"/run/systemd/system/{AGENT}.service.d"
+    machine.run(f"mkdir -p /run/driver/nvidia {unit}; echo 1 > {version}")
+    drop_in = "[Service]\nBindReadOnlyPaths=/run/driver:/proc/driver\n"
+    machine.run(f"cat > {unit}/driver.conf; systemctl daemon-reload", stdin=drop_in)
+    machine.run(f"systemctl start {AGENT}")
+    machine.run("whyidle release")
+    released = machine.children(AGENT)[1]
+    time.sleep(2.5)
+    assert machine.children(AGENT)[1] == released  # the old driver is still there
+    machine.run(f"rm {version}")
+    time.sleep(2.5)
+    assert machine.children(AGENT)[1] == released
+    machine.run(f"echo 2 > {version}")
+    wait_for(lambda: machine.children(AGENT)[1:] not in ([], [released]), 10)
+    words = machine.run(f"tr '\\0' ' ' < /proc/{machine.children(AGENT)[1]}/cmdline")
+    assert "--no-gpus" not in words
+    assert machine.run("find /var/lib/whyidle -name .release") == ""
+    assert "whyidle agent: the driver is back" in machine.journal(AGENT)
+    machine.run(f"systemctl stop {AGENT}; rm -r {unit}; systemctl daemon-reload")
+
+
 def test_it_stops_in_seconds_and_loses_nothing(running: Booted) -> None:
     time.sleep(2)
     asked = time.monotonic()
