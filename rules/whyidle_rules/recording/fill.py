@@ -34,6 +34,8 @@ SATURATED_RATIOS = (0.7, 0.9)
 BULK_WRITE_BYTES = 4 << 20
 # Longer than this after its last kernel, a process was not just ending.
 SHUTDOWN_NS = 15 * NS_PER_S
+# A process that began so shortly before the recording had not computed by then: it was importing.
+JUST_BEFORE_NS = 5 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +155,17 @@ def _lifecycle(table: _Table, gpu: Gpu, known: Known, empty: Floats) -> None:
     """Tell when no process had the GPU, and when one had not begun to use it."""
     rows = slice(0, len(gpu.t0))
     launchers = known.node.launchers(gpu.uuid)
-    present, starting, ending = (np.zeros(len(gpu.t0), dtype=bool) for _ in range(3))
+    present, starting, ending, unmet = (np.zeros(len(gpu.t0), dtype=bool) for _ in range(4))
     active = np.flatnonzero(gpu.busy > 0)
     for proc in launchers:
         alive = (gpu.t1 > proc.begin_ns) & (gpu.t0 < proc.end_ns)
         present |= alive
         used = active[(gpu.t1[active] > proc.begin_ns) & (gpu.t0[active] < proc.end_ns)]
+        # Of a process that was there first, only its page tells whether it had computed before.
+        told = known.told.get(proc.identity)
+        met = gpu.first_ns is None or proc.begin_ns >= gpu.first_ns - JUST_BEFORE_NS
+        if not met and (told is None or told.steps is not None):
+            unmet |= alive
         before = gpu.busy_before_ns
         began = before is not None and before > proc.begin_ns
         if len(used) and not began:
@@ -176,7 +183,8 @@ def _lifecycle(table: _Table, gpu: Gpu, known: Known, empty: Floats) -> None:
     if known.node.listed and not (gpu.busy[~present] > 0).any():
         table.put("no_process_s", rows, np.where(sure, np.where(present, 0.0, empty), np.nan))
     if launchers:
-        table.put("startup_s", rows, np.where(sure, np.where(starting, empty, 0.0), np.nan))
+        starts = np.where(starting, np.where(unmet, np.nan, empty), 0.0)
+        table.put("startup_s", rows, np.where(sure, starts, np.nan))
         table.put("shutdown_s", rows, np.where(ending, empty, 0.0))
 
 

@@ -18,7 +18,7 @@ from whyidle.clock import NS_PER_S
 from whyidle_rules import intervals
 from whyidle_rules.intervals import Ints
 from whyidle_rules.recording.processes import Identity
-from whyidle_rules.recording.series import Columns, Counter, Floats, Truths, counter, fetch
+from whyidle_rules.recording.series import Array, Columns, Counter, Floats, Truths, counter, fetch
 
 # A page is read 8 times a second, and tells at least once a second that it is still there.
 GAP_NS = 3 * NS_PER_S
@@ -56,15 +56,15 @@ COLUMNS: tuple[str, ...] = _ORDER
 class Told:
     """The timeline of one process, from `begin_ns` to `end_ns`.
 
-    `spans` are disjoint, by column; `short_waits` grows by waits that no span stands for. `loaders`
-    is how many DataLoaders it told of, `workers` the processes of the one that it waited for most;
-    `fetches` says whether it fetched a batch at all.
+    `spans` are disjoint, by column; `untimed` grows by what the totals hold and no span stands for:
+    short waits and pauses, and records that were lost. `loaders` is how many DataLoaders it told
+    of, `workers` the processes of the one that it had waited for most by the end.
     """
 
     begin_ns: int
     end_ns: int
     spans: Mapping[str, Ints]
-    short_waits: Counter
+    untimed: Mapping[str, Counter]
     loaders: int
     workers: int | None
     steps: int | None
@@ -73,7 +73,7 @@ class Told:
     def covers(self, t0: Ints, t1: Ints) -> Truths:
         """Return whether the page was read before, after, and often enough in each window."""
         inside = (t0 >= self.begin_ns) & (t1 <= self.end_ns)
-        return np.asarray(inside & self.short_waits.covers(t0, t1), dtype=bool)
+        return np.asarray(inside & self.untimed[WAIT].covers(t0, t1), dtype=bool)
 
     def inside(self, t0: Ints, t1: Ints) -> dict[str, Floats]:
         """Return the nanoseconds of each column in each window, as far as it is covered."""
@@ -83,8 +83,9 @@ class Told:
             )
             for name in COLUMNS
         }
-        spread = self.short_waits.between(t0, t1)
-        found[WAIT] = found[WAIT] + np.where(np.isnan(spread), 0.0, spread)
+        for name, rest in self.untimed.items():
+            spread = rest.between(t0, t1)
+            found[name] = found[name] + np.where(np.isnan(spread), 0.0, spread)
         total = np.add.reduce(list(found.values()))
         scale = np.minimum(1.0, (t1 - t0) / np.maximum(total, 1.0))
         return {name: values * scale for name, values in found.items()}
@@ -105,6 +106,9 @@ def load(
         " outside_wait_ns::DOUBLE AS outside_wait_ns,"
         " waiting_since_ns::DOUBLE AS waiting_since_ns, phase,"
         " phase_since_ns::DOUBLE AS phase_since_ns, steps::DOUBLE AS steps,"
+        " checkpoint_save_ns::DOUBLE AS checkpoint_save_ns,"
+        " checkpoint_load_ns::DOUBLE AS checkpoint_load_ns,"
+        " evaluation_ns::DOUBLE AS evaluation_ns, gc_ns::DOUBLE AS gc_ns,"
         f" batches::DOUBLE AS batches FROM probe WHERE {where} ORDER BY pid, start_ns, mono_ns",
         at,
     ).groups("pid", "start_ns")
@@ -156,26 +160,24 @@ def _told(
     info: Mapping[str, Any],
 ) -> Told:
     spans: dict[str, list[Ints]] = {}
-    waits: list[Ints] = []
+    known: dict[str, Ints] = {}
     if events is not None:
         for (kind,), own in events.groups("kind").items():
             column = _COLUMNS.get(kind, OTHER)
             span = intervals.union(own["begin_ns"].astype(np.int64), own["end_ns"].astype(np.int64))
             spans.setdefault(column, []).append(span)
-            if kind == "data_wait":
-                waits.append(span)
+            known[kind] = span
     last_ns = int(rows["mono_ns"][-1])
     phase = rows["phase"][-1]
-    for since, going_on in (
-        (rows["waiting_since_ns"][-1], WAIT),
-        (rows["phase_since_ns"][-1], None if phase is None else _COLUMNS.get(phase, OTHER)),
+    for since, kind in (
+        (rows["waiting_since_ns"][-1], "data_wait"),
+        (rows["phase_since_ns"][-1], phase),
     ):
         # What is going on at the end has no record; a phase without a name is none.
-        if going_on is not None and since == since and since < last_ns:
+        if kind is not None and since == since and since < last_ns:
             span = np.array([[int(since), last_ns]], dtype=np.int64)
-            spans.setdefault(going_on, []).append(span)
-            if going_on == WAIT:
-                waits.append(span)
+            spans.setdefault(_COLUMNS.get(kind, OTHER), []).append(span)
+            known[kind] = intervals.merge(known.get(kind, intervals.EMPTY), span)
     apart: dict[str, Ints] = {}
     taken = intervals.EMPTY
     for column in _ORDER:
@@ -189,7 +191,7 @@ def _told(
         begin_ns=int(rows["mono_ns"][0]),
         end_ns=last_ns,
         spans=apart,
-        short_waits=_short_waits(rows, intervals.merge(*waits)),
+        untimed=_untimed(rows, known),
         loaders=len(loaders),
         workers=most[0],
         steps=int(steps[-1]) if len(steps) else None,
@@ -197,13 +199,37 @@ def _told(
     )
 
 
-def _short_waits(rows: Columns, known: Ints) -> Counter:
-    """Return what the totals hold beyond the waits that have times of their own."""
+# Totals of a page, by the kind of event that tells the same with times, and the column they fill.
+_TOTALS: Mapping[str, tuple[str, str]] = {
+    "checkpoint_save": ("checkpoint_save_ns", "checkpoint_save_s"),
+    "checkpoint_load": ("checkpoint_load_ns", "checkpoint_load_s"),
+    "evaluation": ("evaluation_ns", "evaluation_s"),
+    "gc": ("gc_ns", "gc_s"),
+}
+
+
+def _untimed(rows: Columns, known: Mapping[str, Ints]) -> dict[str, Counter]:
+    """Return what the totals hold beyond the spans of `known`, by column."""
     times = rows["mono_ns"].astype(np.int64)
-    waiting = rows["waiting_since_ns"].astype(np.float64)
-    under_way = np.where(np.isnan(waiting), 0.0, np.maximum(times - waiting, 0.0))
-    total = rows["data_wait_ns"].astype(np.float64) + under_way
-    total = total + rows["outside_wait_ns"].astype(np.float64)
+
+    def under_way(since: Array, when: Array | bool = True) -> Floats:
+        began = since.astype(np.float64)
+        going_on = ~np.isnan(began) & when
+        return np.where(going_on, np.maximum(times - began, 0.0), 0.0)
+
+    total = rows["data_wait_ns"].astype(np.float64) + rows["outside_wait_ns"].astype(np.float64)
+    total = total + under_way(rows["waiting_since_ns"])
+    found = {WAIT: _beyond(times, total, known.get("data_wait", intervals.EMPTY))}
+    for kind, (name, column) in _TOTALS.items():
+        total = rows[name].astype(np.float64)
+        if kind != "gc":
+            total = total + under_way(rows["phase_since_ns"], rows["phase"] == kind)
+        found[column] = _beyond(times, total, known.get(kind, intervals.EMPTY))
+    return found
+
+
+def _beyond(times: Ints, total: Floats, known: Ints) -> Counter:
+    """Return the growth of a total that no span stands for."""
     told = ~np.isnan(total)
     times, total = times[told], total[told]
     if len(times) == 0:
@@ -212,5 +238,5 @@ def _short_waits(rows: Columns, known: Ints) -> Counter:
     rest = np.maximum.accumulate(total - total[0] - exact)
     steps = np.maximum(np.diff(total) - np.diff(exact), 0.0)
     grown = np.concatenate(([0.0], np.cumsum(steps)))
-    # Per reading a wait may be counted a reading late: what evens out is nothing new.
+    # What is counted a reading late evens out, and is nothing new.
     return counter(times, np.minimum(grown, np.maximum(rest, 0.0)), gap_ns=GAP_NS)

@@ -96,6 +96,10 @@ def witness(con: duckdb.DuckDBPyConnection, gpus: Sequence[Gpu], first: Sequence
             groups[world].append((rank, number))
     for world, members in groups.items():
         ranks = sorted(members)
+        machines = {gpus[number].machine for _, number in ranks}
+        if len(machines) > 1 and not machines <= set(offsets):
+            waits.clashes.append("nodes without clock readings cannot be set side by side")
+            continue
         if len({rank for rank, _ in ranks}) < len(ranks):
             waits.clashes.append(f"several GPUs say that they are the same rank of {world}")
         elif len(ranks) == world:

@@ -22,9 +22,10 @@ class Gpu:
     """A GPU of a node and its windows, in order and apart; `busy` is the share with kernels.
 
     `sm` is the mean share of SMs with a warp, `pcie_bytes` what went over PCIe in the busier
-    direction, both NaN where that was not measured; `linked` says whether
-    bytes went over NVLink at all; `busy_before_ns` is when kernels ran last before these windows;
-    `work_s` is how long its tensor cores were busy in all, or where they were not, its memory.
+    direction, both NaN where that was not measured; `linked` says whether bytes went over NVLink at
+    all; `work_s` is how long its tensor cores were busy in all, or where they were not, its memory;
+    `busy_before_ns` is when kernels ran last before these windows, and `first_ns` when the recording
+    begins to know of it.
     """
 
     node: str
@@ -42,6 +43,7 @@ class Gpu:
     linked: bool = False
     work_s: float = 0.0
     busy_before_ns: int | None = None
+    first_ns: int | None = None
 
     @property
     def length(self) -> Ints:
@@ -87,7 +89,7 @@ def load(con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | N
             "until": (1 << 62) if until_ns is None else until_ns,
         },
     )
-    used = _busy_before(con, since_ns)
+    used = _before(con, since_ns)
     split = {parent for (_, parent, _, _) in infos.values() if parent is not None}
     found = []
     for (node, boot_id, uuid), own in rows.groups("node", "boot_id", "uuid").items():
@@ -96,22 +98,25 @@ def load(con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | N
             continue  # its MIG devices are the GPUs
         gpu = _gpu(own, (node, boot_id, uuid), index, name)
         if len(gpu.t0):
-            found.append(replace(gpu, busy_before_ns=used.get((node, boot_id, uuid))))
+            before, first = used.get((node, boot_id, uuid), (None, None))
+            found.append(replace(gpu, busy_before_ns=before, first_ns=first))
     return sorted(found, key=lambda gpu: (gpu.node, gpu.boot_id, gpu.index or 0, gpu.uuid))
 
 
-def _busy_before(
+def _before(
     con: duckdb.DuckDBPyConnection, since_ns: int | None
-) -> dict[tuple[str, str, str], int]:
-    """Return when kernels ran last on each GPU by then: what computed once is not starting."""
-    if since_ns is None:
-        return {}
+) -> dict[tuple[str, str, str], tuple[int | None, int | None]]:
+    """Return when kernels ran last on each GPU by then, and when it was read first.
+
+    What has computed once is not starting.
+    """
     return {
-        (node, boot_id, uuid): last
-        for node, boot_id, uuid, last in con.execute(
-            "SELECT node, boot_id, uuid, max(mono_ns) FROM gpu_activity WHERE mono_ns <= $since"
-            " AND coalesce(gr_active_ratio, utilization_ratio) > 0 GROUP BY ALL",
-            {"since": since_ns},
+        (node, boot_id, uuid): (last, first)
+        for node, boot_id, uuid, last, first in con.execute(
+            "SELECT node, boot_id, uuid, max(mono_ns) FILTER (mono_ns <= $since"
+            "  AND coalesce(gr_active_ratio, utilization_ratio) > 0),"
+            " min(coalesce(t0_ns, mono_ns)) FROM gpu_activity GROUP BY ALL",
+            {"since": -(1 << 62) if since_ns is None else since_ns},
         ).fetchall()
     }
 
