@@ -24,7 +24,7 @@ class Gpu:
     `sm` is the mean share of SMs with a warp, `pcie_bytes` what went over PCIe in the busier
     direction, both NaN where that was not measured; `linked` says whether bytes went over NVLink at
     all; `work_s` is how long its tensor cores were busy in all, or where they were not, its memory;
-    `busy_before_ns` is when kernels ran last before these windows, and `first_ns` when the recording
+    `busy_before_ns` is when kernels ran last before these windows, `first_ns` when the recording
     begins to know of it.
     """
 
