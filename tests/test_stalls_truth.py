@@ -44,6 +44,7 @@ def window(causes: dict[str, float], idle_s: float) -> dict[str, Any]:
     stall_s = sum(causes.values())
     return {
         "name": "training",
+        "rank": 0,
         "wall_s": 20.0,
         "idle_s": idle_s,
         "stall_s": stall_s,
@@ -87,6 +88,8 @@ def test_too_much_for_the_right_cause_is_wrong_too() -> None:
 def test_of_a_control_all_that_is_named_is_blamed_but_what_is_allowed() -> None:
     row = score(truth("control"), window({}, 10.0), CHARGED, probe=True)
     assert (row.right_share, row.blamed_share) == (None, 7 / 20)
+    row = score(truth("control"), window({"storage": 5.0}, 10.0), CHARGED, probe=True)
+    assert row.blamed_share == pytest.approx(2 / 20)
     row = score(truth("confuser", ("host_pause",)), window({}, 10.0), CHARGED, probe=True)
     assert (row.wrong_s, row.blamed_share, row.wrong_of_idle_share) == (6.0, 0.3, 0.6)
 
@@ -104,9 +107,9 @@ def test_every_scenario_can_be_read() -> None:
             scenario = load(kind, strength)
             assert scenario.setup.epoch_batches > 0
             blamed = scenario.role in ("stall", "mixture")
-            assert bool(scenario.causes or scenario.by_phases) >= blamed
+            assert bool(scenario.causes or scenario.by_phases or scenario.victims) >= blamed
             # A stall that is told by its counterfactual has one.
-            assert bool(scenario.causes) == (scenario.baseline is not None)
+            assert (scenario.baseline is not None) == bool(scenario.causes or scenario.victims)
 
 
 def test_what_a_scenario_cannot_mean_is_said() -> None:

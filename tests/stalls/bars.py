@@ -20,9 +20,10 @@ WRONG = 0.10
 
 def bars(truth: Mapping[str, Any], window: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the bars for a stretch."""
+    if truth["role"] == "control" or window["name"] == "calm":
+        return ("blamed",)
     if not window["causes"]:
-        control = truth["role"] == "control" or window["name"] == "calm"
-        return ("blamed",) if control else ("confused",)
+        return ("confused",)
     if truth["role"] == "mixture":
         return ("mixture", "wrong")
     return ("right", "wrong", *(("confused",) if truth["role"] == "confuser" else ()))

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -43,6 +44,7 @@ class Ground:
 
 def problem(setup: Setup) -> str | None:
     """None if this machine can inject it, else why not."""
+    setup = setup.of_rank(setup.ranks - 1)
     if os.geteuid() != 0:
         return "injecting stalls needs root"
     if "fuse" in setup.places and (why := fuse_usable()):
@@ -172,8 +174,7 @@ def _cgroup(v1: str, v2: str) -> Iterator[tuple[Path, bool]]:
     is_v2 = root == _CGROUPS
     if is_v2:
         (root / "cgroup.subtree_control").write_text(f"+{v2}", encoding="ascii")
-    folder = root / f"stall-{os.getpid()}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="stall-", dir=root))
     try:
         yield folder, is_v2
     finally:

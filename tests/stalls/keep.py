@@ -21,12 +21,19 @@ from whyidle.store import Recording
 BYTES_MAX = 300_000
 
 
-def keep(kind: str, strength: str, folder: Path, *, probe: bool = True) -> Path:
-    """Runs a scenario and returns its fixture, which takes the place of an older one."""
+def keep(
+    kind: str, strength: str, folder: Path, *, probe: bool = True, foreign_s: float | None = None
+) -> Path:
+    """Runs a scenario and returns its fixture, which takes the place of an older one.
+
+    Raises RuntimeError if others used more than `foreign_s` of CPU time meanwhile.
+    """
     kept = folder / (f"{kind}-{strength}" + ("" if probe else "-no-probe"))
     with tempfile.TemporaryDirectory(prefix="kept-") as name:
         work = Path(name)
         truth = run(load(kind, strength), Options(folder=work, probe=probe))
+        if foreign_s is not None and truth["foreign_cpu_s"] > foreign_s:
+            raise RuntimeError(f"{kind}: others used {truth['foreign_cpu_s']:.1f} s of CPU time")
         with Recording([work / "recording"]) as recording:
             if recording.damaged:
                 raise RuntimeError(f"{kind}: damaged: {recording.damaged[0]}")
@@ -57,6 +64,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--probe", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--foreign-max", type=float, help="CPU seconds of others, else no fixture")
     parser.add_argument("kind", nargs="?", choices=kinds())
     parser.add_argument("strength", nargs="?", default="medium")
     parser.add_argument("-o", "--output", type=Path, default=Path("fixtures/stalls"))
@@ -67,7 +75,7 @@ def main() -> int:
         return 0
     end_on_sigterm()
     try:
-        keep(args.kind, args.strength, args.output, probe=args.probe)
+        keep(args.kind, args.strength, args.output, probe=args.probe, foreign_s=args.foreign_max)
     except (RuntimeError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -39,6 +39,7 @@ class Setup:
     sync: Sync = "lag"
     step_ms: float = 40.0
     kernels: int = 8
+    kernel: str = "gemm"  # see vgpu.device.kinds
     decode_ms: float = 0.0  # CPU per sample, in the worker
     collate_ms: float = 0.0  # CPU per batch, where the batch is put together
     checkpoint_every: int = 0
@@ -69,6 +70,18 @@ class Setup:
     readers: int = 0  # processes of somebody else that read `device`
     half: Mapping[str, float] = field(default_factory=dict)  # delays from half of the time on
 
+    ranks: int = 1
+    all_reduce_ms: float = 0.0
+    late: Mapping[str, Any] = field(default_factory=dict)  # what is different for the last rank
+    stop_every_s: float = 0.0  # SIGSTOP for `stop_s`, then SIGCONT
+    stop_s: float = 0.0
+
+    def of_rank(self, rank: int) -> Setup:
+        """The setup of one rank."""
+        if self.ranks == 1 or rank < self.ranks - 1:
+            return self
+        return dataclasses.replace(self, **self.late)
+
     @property
     def places(self) -> frozenset[Place]:
         """Where the job reads and writes."""
@@ -81,7 +94,8 @@ class Scenario:
     """A kind at one strength.
 
     `causes`: what the stall is to be charged to, with shares for a mixture of known parts; empty
-    where nobody is to be blamed. `by_workers`: the shares are what the workers' own stopwatches
+    where nobody is to be blamed. `victims`: the same for the ranks that wait for the injected one,
+    which is the last. `by_workers`: the shares are what the workers' own stopwatches
     say. `by_phases`: causes by what the main thread was at, by its own stopwatch, "" for anything
     else; for stretches that have no counterfactual. `allowed`: causes that are not wrong either,
     such as a pause that is truly one.
@@ -93,6 +107,7 @@ class Scenario:
     role: Role
     causes: Mapping[str, float]
     subcause: str | None
+    victims: Mapping[str, float]
     by_workers: bool
     by_phases: Mapping[str, str]
     window: Literal["training", "before", "halves"]
@@ -130,6 +145,7 @@ def load(kind: str, strength: str) -> Scenario:
         role=_one_of(kind, text["role"], get_args(Role)),
         causes={str(cause): float(share) for cause, share in causes.items()},
         subcause=text.get("subcause"),
+        victims=text.get("victims", {}),
         by_workers=bool(text.get("by_workers", False)),
         by_phases=text.get("by_phases", {}),
         window=_one_of(kind, text.get("window", "training"), ("training", "before", "halves")),
@@ -146,6 +162,7 @@ _KEYS = {
     "causes",
     "subcause",
     "by_workers",
+    "victims",
     "by_phases",
     "window",
     "allowed",

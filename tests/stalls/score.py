@@ -6,7 +6,7 @@ Per stretch of each recording, with the probe's tables and without them: idle se
 the stall that is charged to its cause, the share charged to a cause that it is not due to, the
 share of the idle time that nobody is charged with. The job's own idle time, by the counterfactual,
 may be charged to anybody; of controls and confusers everything that is named is wrong but what the
-scenario allows.
+scenario allows, or the trainer's own stopwatches tell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 
 from stalls.bars import bars, limit
 from whyidle.store import Recording
-from whyidle_rules.recording.diagnose import diagnose
+from whyidle_rules.recording.engine import evaluate
 from whyidle_rules.rule import Rule
 from whyidle_rules.rule_load import load_rules
 
@@ -97,10 +97,12 @@ def score(
         by_cause[cause] = by_cause.get(cause, 0.0) + seconds
     nobody_s = by_cause.get(UNATTRIBUTED, 0.0)
     named = {cause: s for cause, s in by_cause.items() if cause != UNATTRIBUTED}
-    due: Mapping[str, float] = window["causes"]
-    stall_s, idle_s = window["stall_s"], window["idle_s"]
+    told: Mapping[str, float] = window["causes"]
+    control = truth["role"] == "control" or window["name"] == "calm"
+    due = {} if control else told
+    stall_s, idle_s = (0.0 if control else window["stall_s"]), window["idle_s"]
     beyond = {
-        cause: max(0.0, seconds - due.get(cause, 0.0))
+        cause: max(0.0, seconds - told.get(cause, 0.0))
         for cause, seconds in named.items()
         if cause not in truth["allowed"]
     }
@@ -114,8 +116,8 @@ def score(
         fixture=f"{truth['kind']}-{truth['strength']}" + ("" if truth["probe"] else "-no-probe"),
         kind=truth["kind"],
         strength=truth["strength"],
-        window=window["name"],
-        role="control" if window["name"] == "calm" else truth["role"],
+        window=stretch(window),
+        role="control" if control else truth["role"],
         probe=probe,
         wall_s=window["wall_s"],
         idle_s=idle_s,
@@ -135,25 +137,46 @@ def score(
     )
 
 
+def stretch(window: Mapping[str, Any]) -> str:
+    """A stretch's name: that of the window, and of the rank but for the first."""
+    name, rank = str(window["name"]), int(window["rank"])
+    return f"{name}-{rank}" if rank else name
+
+
 def _points(named: Mapping[str, float], due: Mapping[str, float], stall_s: float) -> float:
     return max(abs(named.get(cause, 0.0) - seconds) / stall_s for cause, seconds in due.items())
 
 
-def charge(folder: Path, rules: Sequence[Rule], edges: tuple[int, int]) -> dict[Any, float]:
-    """Idle seconds by (cause, subcause) that diagnose finds inside a stretch of a recording."""
+def charge(
+    folder: Path, rules: Sequence[Rule], stretches: Sequence[Mapping[str, Any]]
+) -> list[dict[tuple[str, str], float]]:
+    """Idle seconds by (cause, subcause) that diagnose finds, inside each stretch of a recording.
+
+    The whole recording is evaluated, as a user does. A window belongs to a stretch by its middle.
+    """
     with Recording([folder]) as recording:
         if recording.damaged:
             raise RuntimeError(f"{folder}: damaged: {recording.damaged[0]}")
-        machines = recording.con.execute(
-            "SELECT DISTINCT node, boot_id FROM gpu_activity"
-        ).fetchall()
-        spans = dict.fromkeys(machines, edges)
-        found = diagnose(recording.con, [str(folder)], rules, spans)
-    seconds: dict[Any, float] = {}
-    for row in found.ledger:
-        pair = (row.cause, row.subcause)
-        seconds[pair] = seconds.get(pair, 0.0) + row.idle_s
-    return seconds
+        evaluate(recording.con, rules)
+        return [
+            {
+                (cause, subcause): ns / 1e9
+                for cause, subcause, ns in recording.con.execute(
+                    _CHARGED, [stretch[name] for name in ("uuid", "begin_ns", "end_ns")]
+                ).fetchall()
+            }
+            for stretch in stretches
+        ]
+
+
+_CHARGED = f"""
+    SELECT cause, subcause, sum(ns)::BIGINT FROM (
+        SELECT window_id, cause, subcause, ns FROM grants
+        UNION ALL SELECT window_id, '{UNATTRIBUTED}', subcause, ns FROM leftovers
+    ) JOIN evidence USING (window_id)
+    WHERE uuid = $1 AND (t0_ns + t1_ns) // 2 >= $2 AND (t0_ns + t1_ns) // 2 < $3
+    GROUP BY ALL
+"""
 
 
 @contextmanager
@@ -169,13 +192,14 @@ def score_fixture(fixture: Path, rules: Sequence[Rule]) -> list[Score]:
     """All stretches of a fixture, with the probe (if it was on) and without."""
     truth = json.loads((fixture / "truth.json").read_text(encoding="utf-8"))
     recording = fixture / "recording"
+    windows = truth["windows"]
     scores = []
-    for window in truth["windows"]:
-        edges = (window["begin_ns"], window["end_ns"])
-        if truth["probe"]:
-            scores.append(score(truth, window, charge(recording, rules, edges), probe=True))
-        with without_probe(recording) as copy:
-            scores.append(score(truth, window, charge(copy, rules, edges), probe=False))
+    if truth["probe"]:
+        for window, charged in zip(windows, charge(recording, rules, windows), strict=True):
+            scores.append(score(truth, window, charged, probe=True))
+    with without_probe(recording) as copy:
+        for window, charged in zip(windows, charge(copy, rules, windows), strict=True):
+            scores.append(score(truth, window, charged, probe=False))
     return scores
 
 
@@ -212,10 +236,19 @@ def line(row: Score) -> str:
     )
 
 
-def summary(rows: Sequence[Score]) -> dict[str, Any]:
+def looked_at(folder: Path) -> frozenset[str]:
+    """Kinds on which a rule or a threshold was changed after its recordings had been looked at."""
+    path = folder / "looked_at.json"
+    return (
+        frozenset(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else frozenset()
+    )
+
+
+def summary(rows: Sequence[Score], tuned: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Shares over all stalls together, by seconds; the worst control; with and without the probe.
 
     Kinds are weighed alike by their mean, so that a kind with many strengths is not worth more.
+    `tuned`: kinds that are left out of the mean of those on which nothing was tuned.
     """
     told: dict[str, Any] = {}
     for probe in (True, False):
@@ -232,7 +265,10 @@ def summary(rows: Sequence[Score]) -> dict[str, Any]:
         told["with probe" if probe else "without probe"] = {
             "stall_s": total_s,
             "right_share": sum((r.right_share or 0.0) * r.stall_s for r in stalls) / total_s,
-            "right_share_mean_of_kinds": sum(sum(v) / len(v) for v in kinds.values()) / len(kinds),
+            "kinds": len(kinds),
+            "right_share_mean_of_kinds": _mean(kinds.values()),
+            "kinds_not_tuned_on": len(set(kinds) - tuned),
+            "right_share_mean_of_those": _mean(v for k, v in kinds.items() if k not in tuned),
             "wrong_share": sum(r.wrong_s for r in stalls) / total_s,
             "unattributed_share": sum(r.unattributed_share * r.seen_idle_s for r in stalls)
             / max(sum(r.seen_idle_s for r in stalls), 1e-9),
@@ -240,6 +276,11 @@ def summary(rows: Sequence[Score]) -> dict[str, Any]:
             "worst_confuser_wrong_share": max(confusers, default=None),
         }
     return told
+
+
+def _mean(groups: Iterable[Sequence[float]]) -> float | None:
+    means = [sum(group) / len(group) for group in groups]
+    return sum(means) / len(means) if means else None
 
 
 def main() -> int:
@@ -260,7 +301,7 @@ def main() -> int:
             if args.detail:
                 words = ", ".join(f"{k} {s:.2f}" for k, s in row.charged_s.items() if s > 0.005)
                 sys.stdout.write(f"    {words}\n")
-    told = summary(rows)
+    told = summary(rows, looked_at(args.folder))
     for name, figures in told.items():
         words = ", ".join(
             f"{key} {'-' if value is None else format(value, '.4g')}"

@@ -91,6 +91,9 @@ class Trainer:
             torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1)
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world = self.gpu.group("world", self.rank, self.size)
         self.held: list[list[int]] = []
         self._events: list[Event] = []
         self._count = 0
@@ -127,8 +130,8 @@ class Trainer:
                 torch.load(folder / "begin.pt")
         self.held = [[index] for index in range(self.setup.gc_objects)]
 
-    def train(self, folder: Path, seconds: float, started: Path) -> None:
-        """Steps for so long, counted from the first."""
+    def train(self, folder: Path, seconds: float, started: Path, stop: Path) -> None:
+        """Steps for so long, counted from the first; the first rank says which one is the last."""
         loader, end_ns = self.loader(folder), 0
         while True:
             batches = iter(loader)
@@ -140,9 +143,15 @@ class Trainer:
                 self.step(batch)
                 if not end_ns:
                     end_ns = time.monotonic_ns() + int(seconds * 1e9)
-                    started.touch()
+                    if self.rank == 0:
+                        started.touch()
                 self.every_so_often()
-                if time.monotonic_ns() >= end_ns:
+                if self.rank == 0 and time.monotonic_ns() >= end_ns and not stop.exists():
+                    # No rank is further ahead than the steps that are not waited for yet.
+                    last = self._count + (2 * max(AHEAD.values()) if self.size > 1 else 0)
+                    stop.with_suffix(".new").write_text(str(last), encoding="ascii")
+                    stop.with_suffix(".new").rename(stop)
+                if stop.exists() and self._count >= int(stop.read_text(encoding="ascii")):
                     self.gpu.synchronize()
                     return
 
@@ -152,12 +161,14 @@ class Trainer:
         self.marks.launches.append(time.monotonic_ns())
         gpu.copy(BATCH_BYTES)
         for _ in range(setup.kernels):
-            gpu.launch(setup.step_ms * 0.9 / setup.kernels, kind="gemm")
+            gpu.launch(setup.step_ms * 0.9 / setup.kernels, kind=setup.kernel)
         with self.marks.phase("compute"):
             self.optimizer.zero_grad()
             loss = self.model(batch).square().mean()
             loss.backward()
             self.optimizer.step()
+        if self.size > 1:
+            gpu.all_reduce(setup.all_reduce_ms, self.world)
         gpu.launch(setup.step_ms * 0.1, kind="optimizer")
         self._events.append(gpu.event())
         if len(self._events) > AHEAD[setup.sync]:
@@ -197,7 +208,7 @@ def main() -> None:
         gc.disable()  # as trainers do that choose the moment themselves
     trainer = Trainer(setup, Path(told["out"]))
     trainer.begin(Path(told["data"]))
-    trainer.train(Path(told["data"]), told["seconds"], Path(told["started"]))
+    trainer.train(Path(told["data"]), told["seconds"], Path(told["started"]), Path(told["stop"]))
     trainer.marks.write(Path(told["marks"]), trainer.workers)
 
 

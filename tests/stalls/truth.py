@@ -25,10 +25,12 @@ WARM_STEPS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A job that ran: the GPU's account and the trainer's own stopwatches."""
+    """A rank that ran: its GPU's account and the trainer's own stopwatches."""
 
     truth: Truth
     marks: dict[str, Any]
+    rank: int
+    ranks: int
 
     @property
     def training(self) -> tuple[int, int]:
@@ -36,17 +38,26 @@ class Run:
         launches = self.marks["launches"]
         if len(launches) <= 2 * WARM_STEPS:
             raise RuntimeError(f"only {len(launches)} steps in all: too few for a truth")
-        ends = self.truth.rows["end_ns"]
-        return int(launches[WARM_STEPS]), int(ends.max())
+        return int(launches[WARM_STEPS]), int(self.truth.computing(self.rank)[:, 1].max())
 
     def steps(self, begin_ns: int, end_ns: int) -> int:
         """Steps that began inside."""
         launches = np.array(self.marks["launches"])
         return int(((launches >= begin_ns) & (launches < end_ns)).sum())
 
-    def idle(self, begin_ns: int, end_ns: int, gpu: int = 0) -> Spans:
+    @property
+    def begin_ns(self) -> int:
+        """When it began to use its GPU."""
+        return min(who.begin_ns for who in self.truth.processes if who.gpu == self.rank)
+
+    @property
+    def injected(self) -> bool:
+        """Whether the stall is injected into this rank: of several, it is the last one."""
+        return self.rank == self.ranks - 1
+
+    def idle(self, begin_ns: int, end_ns: int) -> Spans:
         """When the GPU ran no kernel that computes."""
-        return idle_spans(self.truth.computing(gpu), begin_ns, end_ns)
+        return idle_spans(self.truth.computing(self.rank), begin_ns, end_ns)
 
     def idle_in_phases(self, begin_ns: int, end_ns: int) -> dict[str, float]:
         """Idle seconds by what the main thread was at, by its own stopwatch; "" for the rest."""
@@ -92,8 +103,7 @@ def windows(scenario: Scenario, run: Run, half_ns: int | None) -> dict[str, tupl
     """The stretches that are scored, by name: their edges in ns."""
     begin_ns, end_ns = run.training
     if scenario.window == "before":
-        context_ns = min(presence.begin_ns for presence in run.truth.processes)
-        return {"before": (context_ns, int(run.marks["launches"][0]))}
+        return {"before": (run.begin_ns, int(run.marks["launches"][0]))}
     if scenario.window == "halves":
         assert half_ns is not None
         # What lies in queues still feeds some steps: a second between them belongs to neither.
@@ -118,7 +128,7 @@ def account(
         for phase, seconds in host_s.items():
             cause = scenario.by_phases.get(phase, other)
             causes[cause] = causes.get(cause, 0.0) + seconds
-    elif scenario.causes and name != "calm":
+    elif scenario.baseline is not None and name != "calm":
         stall_s = max(0.0, idle_s - steps * own_s)
         causes = {cause: stall_s * share for cause, share in _shares(scenario, run).items()}
     return {
@@ -131,11 +141,26 @@ def account(
         "stall_s": sum(causes.values()),
         "causes": causes,
         "host_s": host_s,
+        "split_s": _split(run, begin_ns, end_ns),
+    }
+
+
+def _split(run: Run, begin_ns: int, end_ns: int) -> dict[str, float]:
+    """The GPU's own parts: what only its timeline knows."""
+    parts = run.truth.split(gpu=run.rank, begin_ns=begin_ns, end_ns=end_ns)
+    return {
+        "working": parts.working_ns / 1e9,
+        "transferring": parts.transferring_ns / 1e9,
+        "waiting": parts.waiting_ns / 1e9,
+        "copying": parts.copying_ns / 1e9,
+        "nothing": parts.nothing_ns / 1e9,
     }
 
 
 def _shares(scenario: Scenario, run: Run) -> dict[str, float]:
     """Of a mixture by what the workers' stopwatches say, if so asked."""
+    if not run.injected:
+        return dict(scenario.victims)
     if not scenario.by_workers:
         return dict(scenario.causes)
     read_s, decode_s = (run.marks["workers"][name] for name in ("read_s", "decode_s"))
@@ -143,7 +168,7 @@ def _shares(scenario: Scenario, run: Run) -> dict[str, float]:
     return {"storage": read_s / both, "cpu_preprocessing": decode_s / both}
 
 
-def load_run(folder: Path) -> Run:
+def load_run(folder: Path, rank: int, ranks: int) -> Run:
     """What a node and a trainer left in a folder."""
-    marks = json.loads((folder / "marks.json").read_text(encoding="utf-8"))
-    return Run(truth=Truth.load(folder / "truth"), marks=marks)
+    marks = json.loads((folder / f"marks-{rank}.json").read_text(encoding="utf-8"))
+    return Run(truth=Truth.load(folder / "truth"), marks=marks, rank=rank, ranks=ranks)
