@@ -20,9 +20,9 @@ import numpy as np
 from whyidle_rules.recording.series import Floats
 from whyidle_rules.recording.windows import Gpu
 
-# Of the SMs: 16 to 24 channels on 132, 8 on 108.
+# Of the SMs: 8 channels on 108, 16 on 132; 24 on 108 with a little beside them.
 COMM_FILL_LEAST = 0.08
-COMM_FILL_MOST = 0.2
+COMM_FILL_MOST = 0.25
 # What computes at its best fills nearly all of the chip or more than it seems.
 COMPUTE_FILL_MOST = 1.0
 # The fill of windows full of computing: a quantile, since single windows may be off.
