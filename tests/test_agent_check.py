@@ -54,6 +54,17 @@ def test_rules_that_are_not_there_are_refused_too(
     )
 
 
+def test_a_web_configuration_that_is_bad_is_refused_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    web = tmp_path / "web.yaml"
+    web.write_text("tls_server: {}\n")
+    file = tmp_path / "agent.yaml"
+    file.write_text(f"metrics: {{web_config: {web}}}\n")
+    assert check(file) == 2
+    assert capsys.readouterr().err.startswith(f"{web}:1:1: ")
+
+
 @pytest.mark.parametrize("option", ["--keep-days", "--keep-gb", "--free-gb"])
 @pytest.mark.parametrize("value", ["x", "0", "-1", "nan", "inf", "1e400"])
 def test_what_is_no_positive_number_is_said(

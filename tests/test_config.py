@@ -78,6 +78,7 @@ def test_what_is_off_is_not_passed_on(tmp_path: Path) -> None:
     assert "--metrics-listen" not in config.evaluation
     assert Config().evaluation[:2] == ("--metrics-listen", "127.0.0.1:19836")
     assert Config().sampler == ()
+    assert loaded(tmp_path, "metrics: {listen: ':80'}").metrics_listen == ":80"
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n\n", "node:", "node: ~\nkeep: null\nprobe:\n"])
@@ -111,7 +112,7 @@ def test_nothing_stands_for_the_default(tmp_path: Path, text: str) -> None:
         ("probe: {folders: [~]}", "1:18: `probe.folders` has to be folders, as paths from /"),
         ("metrics: {listen: 9836}", "1:19: `metrics.listen` has to be an address and a port"),
         ("metrics: {listen: 'a:65536'}", "1:19: `metrics.listen` has to be an address and a port"),
-        ("metrics: {listen: ':80'}", "1:19: `metrics.listen` has to be an address and a port"),
+        ("metrics: {listen: 'a/b:80'}", "1:19: `metrics.listen` has to be an address and a port"),
         ("collectors: {without: [vmstats]}", "1:23: `collectors.without` names no collector"),
         ("node: &a b", "1:7: anchors and aliases are not allowed; write the value again"),
         ("node: a\n---\nnode: b", "2:1: a file holds one configuration; put the second one"),

@@ -125,6 +125,10 @@ def _check(args: argparse.Namespace, above: Above | None) -> int:
     loaded = _load(args)
     if above is not None:
         above.check(loaded.config.rules_dirs)
+    if loaded.config.metrics_web_config is not None:
+        from whyidle.web_config import read_web_config
+
+        read_web_config(loaded.config.metrics_web_config)
     for warning in loaded.warnings:
         sys.stderr.write(f"{warning}\n")
     what = f"{loaded.file} is good" if loaded.file is not None else "there is no file of settings"
