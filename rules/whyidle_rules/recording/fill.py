@@ -16,6 +16,7 @@ from whyidle.clock import NS_PER_S
 from whyidle_rules import evidence
 from whyidle_rules.intervals import Ints
 from whyidle_rules.recording import phases, spin
+from whyidle_rules.recording.exposure import exposed
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.processes import Identity, Node, Proc
 from whyidle_rules.recording.ranks import Rank
@@ -323,7 +324,13 @@ def _share_out(
     probed: bool,
 ) -> None:
     """Give the empty time of each window to what the launching thread is known to have done."""
-    empty = gpu.length[rows] / 1e9 * (1.0 - gpu.busy[rows])
+    length = gpu.length[rows] / 1e9
+    empty = length * (1.0 - gpu.busy[rows])
+    if probed:
+        others = [values for name, values in certain.items() if name != phases.WAIT]
+        left = empty - np.add.reduce([np.nan_to_num(values) for values in others]) / 1e9
+        wait = exposed(certain[phases.WAIT] / 1e9, np.maximum(left, 0.0), length)
+        certain = {**certain, phases.WAIT: wait * 1e9}
     # A wait that is not known takes nothing from what is.
     total = np.add.reduce([np.nan_to_num(values) for values in certain.values()]) / 1e9
     scale = np.minimum(1.0, empty / np.maximum(total, 1e-12))

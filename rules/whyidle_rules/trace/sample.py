@@ -27,6 +27,7 @@ from whyidle_rules.trace.columns import NO_VALUE, Columns
 from whyidle_rules.trace.device import DeviceTrace
 from whyidle_rules.trace.load import FileTrace, read_columns
 from whyidle_rules.trace.names import Gpu
+from whyidle_rules.trace.sample_host import tables
 
 HERTZ = 8.0
 _NAMESPACE = uuid.UUID("6d3c1c9e-6d0f-4d0e-9a53-6f6b5bb3a1f0")  # of identities made up for traces
@@ -152,16 +153,22 @@ def _write_file(out: Path, file: FileTrace, columns: Columns, hz: float) -> None
     folder.mkdir(parents=True, exist_ok=True)
     begin = min(device.parts.begin for device in file.devices)
     name = stem(max(begin, 0), max(begin, 0) + len(list(folder.iterdir())) * 1_000_000)
+    uuids: list[str] = []
     with new_segment(folder / f"{name}{SEGMENT}", identity) as con:
         for device in file.devices:
             number = columns.devices.index(device.device)
             described = file.gpus.get(device.device)
             sms = described.sm_count if described else None
             identity_of_gpu = f"GPU-{uuid.uuid5(_NAMESPACE, f'{file.path.name}/{device.device}')}"
+            uuids.append(identity_of_gpu)
             samples = sample(columns, device, number, sms, file.base_ns, hz)
             _insert(con, "gpu_activity", _activity(samples, identity_of_gpu))
             _insert(con, "run_info", _info(file, device, identity_of_gpu))
             _insert(con, "trace_step", _steps(file, device))
+        end = max(device.parts.end for device in file.devices)
+        pid = 1 + len(list(folder.iterdir()))  # of each file its own
+        for table, values in tables(file, columns, uuids, begin, end, pid).items():
+            _insert(con, table, values)
 
 
 def _safe(node: str) -> str:
