@@ -61,6 +61,9 @@ def test_both_descriptions_agree(tmp_path: Path) -> None:
     for number, slot in enumerate((at.GC_NS, at.GC_COUNT, at.GC_FULL_COUNT, at.HOOK_ERRORS)):
         page.slots[slot] = 20 + number
     page.slots[at.LOADERS_SEEN] = 2
+    for number, slot in enumerate((at.PIPELINE_STAGE, at.PIPELINE_STAGES, at.PIPELINE_BATCHES)):
+        page.slots[slot] = 3 + number
+    page.slots[at.PIPELINE_SCHEDULE] = at.SCHEDULES.index("gpipe")
     page.name_phase(9, "warm-up")
     page.record(at.EVENT_STEP, now - 9, now, 1, 2, 3)
     page.record(1 | at.EVENT_BACKGROUND, now - 8, now, 4, 5, 6)
@@ -90,12 +93,14 @@ def test_both_descriptions_agree(tmp_path: Path) -> None:
     assert (totals.steps, totals.optimizer_steps, totals.last_step_ns) == (10, 11, 12)
     assert (totals.gc_ns, totals.gc_count, totals.gc_full_count) == (20, 21, 22)
     assert (totals.hook_errors, totals.loaders_seen, totals.closed_ns) == (23, 2, None)
+    assert (totals.pipeline_stage, totals.pipeline_stages, totals.pipeline_batches) == (3, 4, 5)
+    assert totals.pipeline_schedule == "gpipe"
     assert totals.phase_ns == tuple(range(100, 116))
     assert totals.phase_background_ns == tuple(range(200, 216))
     assert probe_page.phase_name(header, totals.phase) == "warm-up"
     assert totals.phase_since_ns == now >> 4 << 4
     assert read.kinds() == ["step", "checkpoint_save", "warm-up", "gc", "data_wait", "data_setup"]
-    assert [record.background for record in read.records] == [False, True, False, False, False, False]
+    assert [record.background for record in read.records] == [False, True, *[False] * 4]
     assert read.records[0].values == (1, 2, 3)
     (loader,) = read.loaders
     assert (loader.serial, loader.workers, loader.capacity, loader.batch_size) == (7, 4, 8, 32)

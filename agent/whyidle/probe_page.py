@@ -40,6 +40,7 @@ _PHASES = (
     "setup",
     "other",
 )
+_SCHEDULES = ("", "1f1b", "gpipe", "other")
 _TOLD = 8
 _TOLD_AT = 256
 _TOLD_BYTES = 30
@@ -120,6 +121,10 @@ class Process(NamedTuple):
     loaders_seen: int | None
     closed_ns: int | None
     sequence: int
+    pipeline_stage: int | None
+    pipeline_stages: int | None
+    pipeline_batches: int | None
+    pipeline_schedule: str | None
     phase_ns: Sequence[int | None]
     phase_background_ns: Sequence[int | None]
 
@@ -208,9 +213,17 @@ def parse_process(data: bytes, now_ns: int) -> Process:
         loaders_seen=slots[8],
         closed_ns=_time(slots[9], now_ns),
         sequence=slots[10] or 0,
+        pipeline_stage=slots[11] if slots[12] else None,
+        pipeline_stages=slots[12] or None,
+        pipeline_batches=slots[13] or None,
+        pipeline_schedule=_schedule(slots[14]) if slots[12] else None,
         phase_ns=slots[16:32],
         phase_background_ns=slots[48:64],
     )
+
+
+def _schedule(number: int | None) -> str | None:
+    return _SCHEDULES[number] if number is not None and 0 < number < len(_SCHEDULES) else None
 
 
 def parse_loaders(data: bytes, now_ns: int) -> Iterator[Loader]:

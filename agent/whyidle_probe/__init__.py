@@ -11,6 +11,6 @@ the agent reads. It never raises into the trainer, never waits, opens no socket,
 
 from __future__ import annotations
 
-from whyidle_probe.api import page_path, phase, start, step
+from whyidle_probe.api import page_path, phase, pipeline, start, step
 
-__all__ = ["page_path", "phase", "start", "step"]
+__all__ = ["page_path", "phase", "pipeline", "start", "step"]

@@ -79,6 +79,20 @@ def step() -> None:
         recorder.failed()
 
 
+def pipeline(stage: int, stages: int, batches: int, schedule: str = "1f1b") -> None:
+    """Tell which pipeline stage (from 0) of how many this process runs, in how many micro-batches.
+
+    `schedule`: 1f1b, gpipe or other. Schedules of torch.distributed.pipelining tell it themselves.
+    """
+    recorder = _PROCESS.recorder()
+    if recorder is None:
+        return
+    try:
+        recorder.pipeline(int(stage), int(stages), int(batches), str(schedule))
+    except OURS:
+        recorder.failed()
+
+
 class Phase:
     """A stretch of time with a name, as a context."""
 

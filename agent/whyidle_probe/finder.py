@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MODULES = (
     "torch.distributed.checkpoint.state_dict_loader",
     "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed.pipelining.schedules",
     "torch.optim.optimizer",
     "torch.serialization",
     "torch.utils.data.dataloader",

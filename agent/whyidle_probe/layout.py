@@ -60,6 +60,10 @@ HOOK_ERRORS = 71  # what hooks failed at and kept to themselves
 LOADERS_SEEN = 72  # DataLoaders met; more than LOADERS share the last block
 CLOSED_NS = 73  # when the process ended in good order, else 0
 SEQUENCE = 74  # of the newest ring record, 0 for none
+PIPELINE_STAGE = 75  # of this process, from 0
+PIPELINE_STAGES = 76  # 0: no pipeline was told of
+PIPELINE_BATCHES = 77  # micro-batches of a step
+PIPELINE_SCHEDULE = 78  # place in SCHEDULES
 # Phases, by kind: time of the main thread, times entered, time of other threads.
 PHASE_NS = 80
 PHASE_COUNT = 96
@@ -79,6 +83,8 @@ PHASES = (
 )
 PHASE_OTHER = 7
 PHASE_TOLD = 8  # to 15: named in the header
+
+SCHEDULES = ("", "1f1b", "gpipe", "other")
 
 # Loaders, by slot of the block.
 LOADERS = 8

@@ -296,6 +296,18 @@ class Recorder:
             finally:
                 self._background_lock.release()
 
+    # --- pipeline ------------------------------------------------------------------------------
+
+    def pipeline(self, stage: int, stages: int, batches: int, schedule: str) -> None:
+        """Tell which stage of a pipeline this process runs; of several, the first."""
+        if self.open() is None:
+            return
+        known = schedule if schedule in at.SCHEDULES else at.SCHEDULES[-1]
+        slots = self.slots
+        slots[at.PIPELINE_STAGE], slots[at.PIPELINE_BATCHES] = stage, batches
+        slots[at.PIPELINE_SCHEDULE] = at.SCHEDULES.index(known)
+        slots[at.PIPELINE_STAGES] = stages
+
     # --- garbage collector ----------------------------------------------------------------------
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:

@@ -76,6 +76,32 @@ def _leave(recorder: Recorder, entered: tuple[int, int, bool]) -> None:
         recorder.failed()
 
 
+# Source: torch/distributed/pipelining/schedules.py, 2.5 to 2.13.
+_SCHEDULES = {"Schedule1F1B": "1f1b", "ScheduleGPipe": "gpipe"}
+
+
+def _pipelines(module: ModuleType, recorder: Recorder) -> None:
+    """Tell of a pipeline when its schedule is made."""
+    for name in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
+        kind: Any = getattr(module, name)
+        kind.__init__ = _scheduled(kind.__init__, recorder)
+
+
+def _scheduled(original: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            stage = getattr(self, "_stage", None) or self._stages[0]
+            schedule = _SCHEDULES.get(type(self).__name__, "other")
+            batches = int(self._n_microbatches)
+            recorder.pipeline(int(stage.stage_index), int(stage.num_stages), batches, schedule)
+        except OURS:
+            recorder.failed()
+
+    return __init__
+
+
 def hook(module: ModuleType, recorder: Recorder) -> None:
     """Hook one of finder.MODULES."""
     try:
@@ -93,6 +119,7 @@ def _hooks() -> dict[str, Hook]:
         ),
         "torch.distributed.checkpoint.state_dict_saver": _timed(at.PHASES[1], "save", "async_save"),
         "torch.distributed.checkpoint.state_dict_loader": _timed(at.PHASES[2], "load"),
+        "torch.distributed.pipelining.schedules": _pipelines,
         "torch.utils.data.dataloader": loader_hooks.hook,
     }
 

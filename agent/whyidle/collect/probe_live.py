@@ -55,6 +55,7 @@ class Live:
         "_info_due_ns",
         "_loaders",
         "_read_ns",
+        "_stages",
         "_totals",
         "ended",
         "header",
@@ -71,6 +72,7 @@ class Live:
         self.ended = False
         self._info_due_ns = 0
         self._read_ns = 0
+        self._stages: int | None = None
         self._totals = _Part(*_ALL)
         self._loaders: list[_Part] = []
 
@@ -94,6 +96,9 @@ class Live:
         if readings:
             yield from self._loader_rows(data, now_ns, last_ns, len(loaders))
             yield from self._events(data, now_ns, totals)
+        if readings and totals.pipeline_stages != self._stages:
+            self._stages = totals.pipeline_stages
+            self._info_due_ns = 0
         if now_ns >= self._info_due_ns or self.ended:
             self._info_due_ns = now_ns + _INFO_EVERY_NS
             totals = page.parse_process(data, now_ns)

@@ -30,6 +30,10 @@ def info_row(
         python=header.python,
         torch=header.torch,
         loaders=totals.loaders_seen,
+        pipeline_stage=totals.pipeline_stage,
+        pipeline_stages=totals.pipeline_stages,
+        pipeline_batches=totals.pipeline_batches,
+        pipeline_schedule=totals.pipeline_schedule,
     )
 
 

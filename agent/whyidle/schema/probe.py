@@ -88,6 +88,10 @@ class ProbeInfo:
     python: str | None = label("Version of Python.")
     torch: str | None = label("Version of torch.")
     loaders: int | None = gauge("DataLoaders that it has used.")
+    pipeline_stage: int | None = label("Stage of a pipeline that it runs, from 0.")
+    pipeline_stages: int | None = label("Stages of that pipeline.")
+    pipeline_batches: int | None = label("Micro-batches of a step.")
+    pipeline_schedule: str | None = label("1f1b, gpipe or other.")
 
 
 @table
