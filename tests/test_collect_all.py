@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+import fabric_make
 import storage_tree
+from fabric_kit import lay
+from fabric_wire import connection, link_report
 from job import LAUNCHER, RANK0, RANK1, job, put
 from probe_pages import make_page
 from trees import BEGIN_NS, write
@@ -24,6 +27,7 @@ from whyidle.schema import (
     GdsGpu,
     GdsPeer,
     GpuActivity,
+    LinkEvent,
     LustreTarget,
     Mount,
     NfsTransport,
@@ -34,6 +38,7 @@ from whyidle.schema import (
     ProbeInfo,
     Process,
     ProcessInfo,
+    RdmaPort,
 )
 from whyidle.table import Row, table_of
 
@@ -103,6 +108,9 @@ def machine(root: Path) -> None:
     """A node with a job on it; made up, in the kernel's own formats."""
     storage_tree.node().put(root)
     put(root, job())
+    # The drives are those of the storage.
+    fabric = fabric_make.machine()
+    lay(root, {at: what for at, what in fabric.items() if not at.startswith("sys/class/nvme")})
     # A page must belong to the user of its process, and files of tests belong to who runs them.
     status = root / f"proc/{RANK0}/status"
     uid = os.geteuid()
@@ -136,16 +144,32 @@ def machine(root: Path) -> None:
     )
 
 
+class LinkDown:
+    """Reports again and again that a link is down."""
+
+    def read(self) -> list[str]:
+        """The report."""
+        return [link_report("eth0", 4, up=False)]
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
 def live(root: Path, clock: VirtualClock) -> LiveHost:
     return LiveHost(
         str(root),
         clock,
         nvml=ModelNvml(clock),
         askers={
+            "connections": lambda: (connection(1, port=4420).hex(),),
+            "ethtool_names": lambda name: ("rx_discards_phy", "rx_prio3_pause"),
+            "ethtool_values": lambda name, count, *places: tuple(7 for _ in places),
+            "socket_inodes": lambda pid: (),
             "clock": lambda: (clock.mono_ns(), clock.boot_ns(), clock.wall_ns(), 1, 2, 3, True),
             "open_files": lambda pid: ((7, "/data/train.bin"),) if pid == RANK0 else (),
             "watched": lambda: {"gpu": (RANK0, RANK1), "commands": (LAUNCHER,)},
         },
+        sources={"links": LinkDown()},
     )
 
 
@@ -157,7 +181,7 @@ def test_the_list() -> None:
         expected = "nvml" if collector.name.startswith("gpu") else None
         assert expected is None or collector.thread == expected
     fast = [collector.name for collector in ALL if collector.lane == "fast"]
-    assert fast == ["gpu_activity", "probe"]
+    assert fast == ["gpu_activity", "probe", "rdma_port"]
 
 
 def test_every_table_is_written_by_some_collector(tmp_path: Path) -> None:
@@ -186,7 +210,7 @@ def attempt(collect: Collect, host: Host) -> list[Row]:
 
 def told(rows: list[Row]) -> set[Any]:
     """Rows without what is told once or in a rhythm of its own: profiles, events, slow values."""
-    rare = (*RARE_STORAGE, ProbeEvent, ProbeInfo, ProcessInfo)
+    rare = (*RARE_STORAGE, LinkEvent, ProbeEvent, ProbeInfo, ProcessInfo, RdmaPort)
     return {_without_slow(row) for row in rows if not isinstance(row, rare)}
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fabric_wire import RUNNING, UP, link_report
 from trees import BEGIN_NS, damaged, gather, write
 from whyidle.clock import VirtualClock
 from whyidle.collect.link_watch import LinkWatch, Parser, Report
@@ -25,25 +25,7 @@ from whyidle.host import Event, LiveHost
 from whyidle.link_events import LinkEvents
 from whyidle.schema import LinkEvent
 
-UP, RUNNING = 0x1, 0x40
-DOWN_STATE, UP_STATE = 2, 6  # IF_OPER_DOWN, IF_OPER_UP
 ETH = " {name}: 1 2 3 4 5 6 7 8 9 1 2 3 4 5 6 7\n"
-
-
-def attribute(kind: int, data: bytes) -> bytes:
-    """A netlink attribute, padded."""
-    return struct.pack("=HH", 4 + len(data), kind) + data + bytes(-len(data) % 4)
-
-
-def report(
-    interface: str, index: int, *, up: bool = True, removed: bool = False, mtu: int = 1500
-) -> str:
-    """A message of rtnetlink about an interface, in hex."""
-    attributes = attribute(3, interface.encode() + b"\0") + attribute(4, struct.pack("=I", mtu))
-    attributes += attribute(16, bytes([UP_STATE if up else DOWN_STATE]))
-    attributes += attribute(33, bytes([up]))
-    body = struct.pack("=BxHiII", 0, 1, index, (UP | RUNNING) if up else UP, 0) + attributes
-    return (struct.pack("=IHHII", 16 + len(body), 17 if removed else 16, 0, 0, 0) + body).hex()
 
 
 class Source:
@@ -94,7 +76,7 @@ def interfaces(root: Path, *names: str) -> None:
 
 
 def test_a_report() -> None:
-    (found,) = Parser().parse(report("eth0", 4, up=False))
+    (found,) = Parser().parse(link_report("eth0", 4, up=False))
     assert found == Report(
         number=4,
         interface="eth0",
@@ -104,8 +86,8 @@ def test_a_report() -> None:
         flags=UP,
     )
     assert not found.up
-    assert Parser().parse(report("eth0", 4))[0].up
-    assert Parser().parse(report("eth0", 4, removed=True))[0].removed
+    assert Parser().parse(link_report("eth0", 4))[0].up
+    assert Parser().parse(link_report("eth0", 4, removed=True))[0].removed
 
 
 def test_a_link_without_a_state_of_its_own_has_flags() -> None:
@@ -118,13 +100,13 @@ def test_a_link_without_a_state_of_its_own_has_flags() -> None:
 def test_only_changes_are_told(run: Callable[[], list[tuple[str, str]]], source: Source) -> None:
     assert run() == []
     # A new MTU is reported by the kernel too.
-    source.reports = [report("eth0", 4, mtu=9000)]
+    source.reports = [link_report("eth0", 4, mtu=9000)]
     assert run() == []
     source.reports = [
-        report("eth0", 4, up=False),
-        report("eth0", 4, up=False, mtu=9000),
-        report("eth0", 4),
-        report("eth1", 5, up=False),
+        link_report("eth0", 4, up=False),
+        link_report("eth0", 4, up=False, mtu=9000),
+        link_report("eth0", 4),
+        link_report("eth1", 5, up=False),
     ]
     assert run() == [("eth0", "down"), ("eth0", "up"), ("eth1", "down")]
     assert run() == []
@@ -134,7 +116,7 @@ def test_links_of_containers_are_not_told(
     run: Callable[[], list[tuple[str, str]]], source: Source
 ) -> None:
     run()
-    source.reports = [report("veth7", 9, up=False), report("veth8", 10)]
+    source.reports = [link_report("veth7", 9, up=False), link_report("veth8", 10)]
     assert run() == []
 
 
@@ -144,11 +126,11 @@ def test_a_link_that_comes_and_goes(
     run()
     interfaces(tmp_path, "eth0", "eth1", "veth7", "eth2")
     write(tmp_path, {"sys/class/net/eth2/device/vendor": "0x15b3\n"})
-    source.reports = [report("eth2", 11, up=False), report("eth2", 11)]
+    source.reports = [link_report("eth2", 11, up=False), link_report("eth2", 11)]
     assert run() == [("eth2", "new"), ("eth2", "up")]
     shutil.rmtree(tmp_path / "sys/class/net/eth2")
     interfaces(tmp_path, "eth0", "eth1", "veth7")
-    source.reports = [report("eth2", 11, removed=True)]
+    source.reports = [link_report("eth2", 11, removed=True)]
     assert run() == [("eth2", "removed")]
 
 
@@ -163,7 +145,7 @@ def test_lost_reports_are_a_problem_and_the_counters_go_on(tmp_path: Path, sourc
     assert [problem.subject for problem in problems] == ["link events"]
     # From then on changes are told as before.
     source.error = 0
-    source.reports = [report("eth0", 4, mtu=9000), report("eth0", 4, up=False)]
+    source.reports = [link_report("eth0", 4, mtu=9000), link_report("eth0", 4, up=False)]
     found, problems = gather(collect, host)
     assert (problems, [type(row).TABLE for row in found]) == ([], ["net_link", "link_event"])
 
@@ -179,7 +161,7 @@ def test_damaged_reports_are_problems(tmp_path: Path, source: Source) -> None:
     host = LiveHost(str(tmp_path), VirtualClock(BEGIN_NS), sources={"links": source})
     collect = NET_LINK.make()
     gather(collect, host)
-    whole = bytes.fromhex(report("eth0", 4, up=False))
+    whole = bytes.fromhex(link_report("eth0", 4, up=False))
     source.reports = [data.hex() for data in damaged(whole)] + ["no hex", ""]
     found, problems = gather(collect, host)
     assert problems
@@ -190,8 +172,8 @@ def test_damaged_reports_are_problems(tmp_path: Path, source: Source) -> None:
 def test_events_carry_when_they_were_read() -> None:
     watch = LinkWatch()
     list(watch.listen(LiveHost("/nowhere", VirtualClock(0))))
-    found = list(watch.rows([Event(mono_ns=7, text=report("eth0", 4, up=False))], {"eth0": True}))
-    (row,) = found
+    event = Event(mono_ns=7, text=link_report("eth0", 4, up=False))
+    (row,) = list(watch.rows([event], {"eth0": True}))
     assert isinstance(row, LinkEvent)
     assert (row.mono_ns, row.index, row.carrier, row.operational) == (7, 4, False, "down")
 

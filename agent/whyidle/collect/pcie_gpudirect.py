@@ -58,7 +58,7 @@ def collect(host: Host) -> Iterable[GpudirectInfo]:
 
 # Reading /proc/cpuinfo of hundreds of CPUs takes milliseconds, and none of this changes often.
 GPUDIRECT = Collector(
-    name="gpudirect_info",
+    name="pcie_gpudirect",
     lane="slow",
     make=lambda: collect,
     thread="pcie",

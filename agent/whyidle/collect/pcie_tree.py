@@ -68,17 +68,21 @@ def look(host: Host) -> Mapping[str, Function]:
     functions: dict[str, Function] = {}
     for address, (kind, device) in sorted(wanted.items()):
         place = _place(host, address)
+        if place is None:
+            continue  # it has gone
         functions[address] = Function(address=address, kind=kind, device=device, place=place)
         for bridge in place.chain[:-1]:
-            if bridge not in functions:
-                functions[bridge] = Function(
-                    address=bridge, kind="bridge", device="", place=_place(host, bridge)
-                )
+            above = None if bridge in functions else _place(host, bridge)
+            if above is not None:
+                functions[bridge] = Function(address=bridge, kind="bridge", device="", place=above)
     return functions
 
 
-def _place(host: Host, address: str) -> Place:
-    path = host.link(f"{PCI}/{address}")
+def _place(host: Host, address: str) -> Place | None:
+    try:
+        path = host.link(f"{PCI}/{address}")
+    except FileNotFoundError:
+        return None
     try:
         text = host.read_bytes(f"{PCI}/{address}/numa_node", keep=False)
     except FileNotFoundError:

@@ -134,4 +134,4 @@ def make() -> Collect:
     return collect
 
 
-TOPOLOGY = Collector(name="gpu_distance", lane="slow", make=make, thread="pcie", deadline_s=5.0)
+TOPOLOGY = Collector(name="topology", lane="slow", make=make, thread="pcie", deadline_s=5.0)
