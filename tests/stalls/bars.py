@@ -16,22 +16,26 @@ CONFUSER = 0.02
 MIXTURE = 0.10
 # Most of a stall that goes to a wrong cause.
 WRONG = 0.10
+# Idle time that is seen and was not, or was and is not seen, of the wall time. A stretch is cut by
+# whole windows of 125 ms.
+SEEN = 0.02
 
 
 def bars(truth: Mapping[str, Any], window: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the bars for a stretch."""
     if truth["role"] == "control" or window["name"] == "calm":
-        return ("blamed",)
+        return ("seen", "blamed")
     if not window["causes"]:
-        return ("confused",)
+        return ("seen", "confused")
     if truth["role"] == "mixture":
-        return ("mixture", "wrong")
-    return ("right", "wrong", *(("confused",) if truth["role"] == "confuser" else ()))
+        return ("seen", "mixture", "wrong")
+    return ("seen", "right", "wrong", *(("confused",) if truth["role"] == "confuser" else ()))
 
 
 def limit(bar: str, *, probe: bool) -> float:
     """The bar's height; `right` is a least, all others are a most."""
     return {
+        "seen": SEEN,
         "right": RIGHT_WITH_PROBE if probe else RIGHT_WITHOUT_PROBE,
         "wrong": WRONG,
         "blamed": CONTROL,

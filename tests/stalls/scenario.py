@@ -18,6 +18,7 @@ import yaml
 FOLDER = Path(__file__).parent
 Place = Literal["cached", "device", "fuse"]
 Sync = Literal["step", "lag", "free"]
+Style = Literal["ddp", "fsdp", "pipeline"]
 Role = Literal["stall", "mixture", "confuser", "control"]
 
 
@@ -71,7 +72,8 @@ class Setup:
     half: Mapping[str, float] = field(default_factory=dict)  # delays from half of the time on
 
     ranks: int = 1
-    all_reduce_ms: float = 0.0
+    style: Style = "ddp"
+    comm_ms: float = 0.0  # of each collective, send or receive
     late: Mapping[str, Any] = field(default_factory=dict)  # what is different for the last rank
     stop_every_s: float = 0.0  # SIGSTOP for `stop_s`, then SIGCONT
     stop_s: float = 0.0
@@ -97,7 +99,8 @@ class Scenario:
     where nobody is to be blamed. `victims`: the same for the ranks that wait for the injected one,
     which is the last. `by_workers`: the shares are what the workers' own stopwatches
     say. `by_phases`: causes by what the main thread was at, by its own stopwatch, "" for anything
-    else; for stretches that have no counterfactual. `allowed`: causes that are not wrong either,
+    else; for stretches that have no counterfactual. `by_waiting`: the cause of the seconds in which
+    only kernels ran that polled a peer. `allowed`: causes that are not wrong either,
     such as a pause that is truly one.
     """
 
@@ -110,6 +113,7 @@ class Scenario:
     victims: Mapping[str, float]
     by_workers: bool
     by_phases: Mapping[str, str]
+    by_waiting: str | None
     window: Literal["training", "before", "halves"]
     allowed: tuple[str, ...]
     seconds: float
@@ -148,6 +152,7 @@ def load(kind: str, strength: str) -> Scenario:
         victims=text.get("victims", {}),
         by_workers=bool(text.get("by_workers", False)),
         by_phases=text.get("by_phases", {}),
+        by_waiting=text.get("by_waiting"),
         window=_one_of(kind, text.get("window", "training"), ("training", "before", "halves")),
         allowed=tuple(text.get("allowed", ())),
         seconds=float(text.get("seconds", 15.0)),
@@ -164,6 +169,7 @@ _KEYS = {
     "by_workers",
     "victims",
     "by_phases",
+    "by_waiting",
     "window",
     "allowed",
     "seconds",

@@ -71,7 +71,9 @@ class Score:
 
     def against(self, bar: str) -> tuple[float, bool]:
         """The figure that a bar is about, and whether it is met."""
+        unseen_s = abs(self.seen_idle_s - self.idle_s)
         figures = {
+            "seen": max(0.0, unseen_s - EDGE_S) / self.wall_s,
             "right": self.right_share,
             "wrong": self.wrong_share,
             "blamed": self.blamed_share,

@@ -21,7 +21,7 @@ from typing import Any
 
 from stalls.marks import Marks, WorkerMarks
 from stalls.scenario import Setup
-from vgpu.client import Event, VirtualGpu, connect
+from vgpu.client import Event, Group, VirtualGpu, connect
 
 torch: Any = importlib.import_module("torch")  # optional for the rest of the tests
 BATCH_BYTES = 1 << 20
@@ -79,6 +79,43 @@ def stream_of(samples: Samples) -> Any:
                 yield samples[index]
 
     return Stream()
+
+
+def launch(setup: Setup, gpu: VirtualGpu, world: Group) -> None:
+    """A step's kernels and collectives, but for the optimizer: forward, then backward."""
+    ms = setup.step_ms * 0.9 / setup.kernels
+    if setup.style == "pipeline":
+        _stage(setup, gpu, world, ms)
+        return
+    for index in range(setup.kernels):
+        if setup.style == "fsdp":  # parameters come on a stream of their own, ahead of their use
+            gpu.all_gather(setup.comm_ms, world, stream=1)
+            gpu.wait(gpu.event(1))
+        gpu.launch(ms, kind=setup.kernel)
+        if setup.style == "fsdp" and index >= setup.kernels // 2:
+            gpu.wait(gpu.event(), stream=1)
+            gpu.reduce_scatter(setup.comm_ms, world, stream=1)
+    if setup.style == "fsdp":
+        gpu.wait(gpu.event(1))
+    elif world.size > 1:
+        gpu.all_reduce(setup.comm_ms, world)
+
+
+def _stage(setup: Setup, gpu: VirtualGpu, world: Group, ms: float) -> None:
+    """One of two stages; every micro-batch goes forward, then all come back (as GPipe does)."""
+    halves = setup.kernels // 2
+    for _ in range(halves):
+        if world.rank == 1:
+            gpu.recv(setup.comm_ms, world, 0)
+        gpu.launch(ms, kind=setup.kernel)
+        if world.rank == 0:
+            gpu.send(setup.comm_ms, world, 1)
+    for _ in range(halves):
+        if world.rank == 0:
+            gpu.recv(setup.comm_ms, world, 1)
+        gpu.launch(ms, kind=setup.kernel)
+        if world.rank == 1:
+            gpu.send(setup.comm_ms, world, 0)
 
 
 class Trainer:
@@ -160,15 +197,12 @@ class Trainer:
         setup, gpu = self.setup, self.gpu
         self.marks.launches.append(time.monotonic_ns())
         gpu.copy(BATCH_BYTES)
-        for _ in range(setup.kernels):
-            gpu.launch(setup.step_ms * 0.9 / setup.kernels, kind=setup.kernel)
+        launch(setup, gpu, self.world)
         with self.marks.phase("compute"):
             self.optimizer.zero_grad()
             loss = self.model(batch).square().mean()
             loss.backward()
             self.optimizer.step()
-        if self.size > 1:
-            gpu.all_reduce(setup.all_reduce_ms, self.world)
         gpu.launch(setup.step_ms * 0.1, kind="optimizer")
         self._events.append(gpu.event())
         if len(self._events) > AHEAD[setup.sync]:

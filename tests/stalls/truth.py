@@ -128,6 +128,8 @@ def account(
         for phase, seconds in host_s.items():
             cause = scenario.by_phases.get(phase, other)
             causes[cause] = causes.get(cause, 0.0) + seconds
+    elif scenario.by_waiting is not None:
+        causes = {scenario.by_waiting: _split(run, begin_ns, end_ns)["waiting"]}
     elif scenario.baseline is not None and name != "calm":
         stall_s = max(0.0, idle_s - steps * own_s)
         causes = {cause: stall_s * share for cause, share in _shares(scenario, run).items()}
