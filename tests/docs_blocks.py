@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from whyidle import causes, config_doc
+from whyidle import causes, config_doc, metrics_doc
 from whyidle_rules import cli, database, evidence, groups, sources
 from whyidle_rules.diagnosis import Diagnosis
 from whyidle_rules.report.text import render_text
@@ -207,6 +207,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "evidence": evidence_table,
     "groups": group_table,
     "json": json_example,
+    "metrics": metrics_doc.markdown,
     "rules": rule_table,
     "whyidle-help": whyidle_help,
 }

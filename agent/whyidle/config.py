@@ -170,8 +170,8 @@ class Config:
         metadata=_said(
             "metrics.job",
             FLAG,
-            "a label `job` on the seconds of GPUs",
-            "each job makes new series; at most 20 are told apart at a time",
+            "the seconds of GPUs by job as well, as `whyidle_job_*`",
+            "each job makes new series; those of the last 64 jobs are kept",
         ),
     )
     rules_dirs: tuple[Path, ...] = field(
