@@ -140,11 +140,18 @@ def _add_export(subparsers: Subparsers) -> None:
     parser = _add(
         subparsers,
         "export",
-        "Write recordings as Parquet, partitioned by node and hour.",
+        "Write recordings as Parquet, partitioned by node and hour. Names of people, machines, "
+        "paths and jobs are replaced by pseudonyms, of each export its own.",
         run_export,
     )
     parser.add_argument("source", nargs="+", help="recordings, or parts of them")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--redact",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="replace names by pseudonyms (default); --no-redact writes them as they are",
+    )
 
 
 def run_record(args: argparse.Namespace) -> int:
@@ -213,10 +220,11 @@ def run_replay(args: argparse.Namespace) -> int:
 def run_export(args: argparse.Namespace) -> int:
     """Write recordings as Parquet."""
     from whyidle.parquet import export
+    from whyidle.redact import Redaction
     from whyidle.store import Recording
 
     with Recording(args.source) as recording:
-        rows = export(recording, args.output)
+        rows = export(recording, args.output, Redaction() if args.redact else None)
         for damaged in recording.damaged:
             sys.stderr.write(f"left out {damaged.path}: {damaged.why}\n")
     sys.stderr.write(f"wrote {rows} rows into {args.output}\n")

@@ -9,18 +9,21 @@ import duckdb
 
 from whyidle.errors import UserError
 from whyidle.manifest import PARQUET, write_manifest
+from whyidle.redact import Redaction
 from whyidle.schema import TABLES, VERSION
 from whyidle.segment import first_line
 from whyidle.store import Recording
-from whyidle.table import identifier, quoted, table_of
+from whyidle.table import Table, identifier, quoted, table_of
 
 # Where a boot has no clock reading the hour is unknown, and says so.
 UNKNOWN_HOUR = "unknown"
 
 
-def export(recording: Recording, folder: Path) -> int:
+def export(recording: Recording, folder: Path, redaction: Redaction | None = None) -> int:
     """Write every table that has rows; return how many. Raises UserError.
 
+    With a `redaction`, names of people, machines, paths and jobs are pseudonyms. Journals, which
+    hold what the machine answered word by word, are never exported.
     The hour is that of wall time at the row's `mono_ns`, by the first clock reading of the boot.
     """
     try:
@@ -29,21 +32,26 @@ def export(recording: Recording, folder: Path) -> int:
             raise UserError(f"{folder} is not empty: name a new folder with -o")
         written = 0
         for row in TABLES:
-            written += recording.run(partial(_export, table_of(row).name, folder))
-        write_manifest(folder, PARQUET, {"duckdb_version": duckdb.__version__})
+            written += recording.run(partial(_export, table_of(row), folder, redaction))
+        about = {"duckdb_version": duckdb.__version__, "redacted": redaction is not None}
+        write_manifest(folder, PARQUET, about)
     except (OSError, duckdb.IOException) as error:
         raise UserError(f"cannot export into {folder}: {first_line(error)}") from error
     return written
 
 
-def _export(name: str, folder: Path, con: duckdb.DuckDBPyConnection) -> int:
+def _export(
+    spec: Table, folder: Path, redaction: Redaction | None, con: duckdb.DuckDBPyConnection
+) -> int:
+    name = spec.name
+    columns = "t.*" if redaction is None else redaction.select(spec, "t")
     counted = con.execute(f"SELECT count(*) FROM {identifier(name)}").fetchone()
     if counted is None or not counted[0]:
         return 0
     con.execute(
         f"""
         COPY (
-            SELECT t.*, coalesce(
+            SELECT {columns}, coalesce(
                 strftime(make_timestamp((t.mono_ns + o.offset_ns) // 1000), '%Y%m%dT%H'),
                 '{UNKNOWN_HOUR}'
             ) AS hour
