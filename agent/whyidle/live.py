@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +13,7 @@ from whyidle.ethtool import Ethtool
 from whyidle.host import Answer, Argument, LiveHost, NvmlSource
 from whyidle.link_events import LinkEvents
 from whyidle.nvml import Nvml
+from whyidle.open_files import OpenFiles
 from whyidle.socket_diag import connections, socket_inodes
 
 
@@ -46,24 +46,6 @@ def _net_namespace(root: str, pid: Argument) -> Answer:
     return Path(root, "proc", str(pid or "self"), "ns/net").stat().st_ino
 
 
-def _open_files(root: str, pid: Argument) -> Answer:
-    """Return (descriptor, path) of a process's descriptors that have a path and are no device."""
-    directory = os.open(f"{root}/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    found = []
-    try:
-        for name in os.listdir(directory):  # noqa: PTH208 - of a descriptor: Path has no such thing
-            try:
-                # Relative to the directory: 1.0 us against 1.7 us for the whole path.
-                path = os.readlink(name, dir_fd=directory)
-            except FileNotFoundError:
-                continue  # closed in between
-            if path.startswith("/") and not path.startswith("/dev/"):
-                found.append((int(name), path))
-    finally:
-        os.close(directory)
-    return tuple(sorted(found))
-
-
 def live_host(
     root: str, clock: Clock, *, watched: Watched | None = None, nvml: NvmlSource | None = None
 ) -> LiveHost:
@@ -83,7 +65,7 @@ def live_host(
             "ethtool_names": ethtool.names,
             "ethtool_values": ethtool.values,
             "net_namespace": partial(_net_namespace, root),
-            "open_files": partial(_open_files, root),
+            "open_files": OpenFiles(root),
             "socket_inodes": partial(socket_inodes, root),
             "probe_folders": lambda: shared.probe_folders,
             "watched": shared.answer,

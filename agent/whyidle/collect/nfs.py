@@ -12,8 +12,7 @@ from typing import TypeAlias
 from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
 from whyidle.collect.mount_table import OWN, Mounts, MountTable
-from whyidle.collect.mount_text import redact
-from whyidle.collect.nfs_text import Block, Op, blocks, parse_block, parse_ops
+from whyidle.collect.nfs_text import Block, Op, blocks, parse_block, parse_ops, point_of
 from whyidle.collect.watched import watched_pids
 from whyidle.host import Host
 from whyidle.schema import NfsMount, NfsOp, NfsTransport
@@ -110,21 +109,24 @@ def _rows(
     kept: _Kept, who: str, data: bytes, mono_ns: int, with_transports: bool
 ) -> Iterator[NfsRow | Problem]:
     """Yield the rows of one namespace."""
-    mounts: dict[str, Block] = {}
+    texts: dict[str, bytes] = {}
     for text in blocks(data):
         try:
-            block = parse_block(text)
+            texts[point_of(text)] = text  # of two at one place only the last can be reached
         except ValueError as error:
             yield Problem(subject="mountstats", message=str(error))
-            continue
-        mounts[block.mount_point] = block  # of two at one place only the last can be reached
     devices = kept.devices.get(who, {})
     told: set[str] = set()
     shared: dict[object, str] = {}
-    for block in mounts.values():
-        device = devices.get(block.mount_point)
+    for point, text in texts.items():
+        device = devices.get(point)
         if (device is None and who != OWN) or device in told:
             continue  # another namespace, or a bind mount of the same file system
+        try:
+            block = parse_block(text)
+        except ValueError as error:
+            yield Problem(subject=point, message=str(error))
+            continue
         if device is not None:
             told.add(device)
         first = shared.setdefault(_connections(block), block.mount_point)
@@ -146,8 +148,7 @@ def _connections(block: Block) -> object:
 
 def _server(block: Block) -> str:
     # The address of an IPv6 server has colons too, in brackets.
-    source = redact(block.source)
-    return source.rpartition(":/")[0] or source
+    return block.source.rpartition(":/")[0] or block.source
 
 
 def _number(block: Block, option: str) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from whyidle.clock import NS_PER_S
+from whyidle.collect.mount_text import unescape
 from whyidle.collect.numbers import whole, wholes
 
 _HEAD = re.compile(rb"device (.*) mounted on (.*) with fstype (nfs4?)(?: statvers=([\d.]+))?\s*")
@@ -71,6 +72,14 @@ def blocks(data: bytes) -> Iterator[bytes]:
         head = block.split(b"\n", 1)[0]
         if b" with fstype nfs" in head and b" with fstype nfsd" not in head:
             yield block if block.startswith(b"device ") else b"device " + block
+
+
+def point_of(block: bytes) -> str:
+    """Return where a mount is; raises ValueError."""
+    head = _HEAD.fullmatch(block.split(b"\n", 1)[0])
+    if head is None:
+        raise ValueError(f"mountstats: {block[:60]!r} is no NFS mount")
+    return _unescape(head[2])
 
 
 def parse_block(block: bytes) -> Block:
@@ -174,11 +183,10 @@ def parse_ops(per_op: bytes) -> list[Op]:
 def _stored(words: list[bytes], field: str) -> list[int]:
     """Return numbers that a column can hold; raises ValueError."""
     numbers = wholes(words, field)
-    if any(not 0 <= number < _SIGNED_LIMIT for number in numbers):
+    if numbers and (max(numbers) >= _SIGNED_LIMIT or min(numbers) < 0):
         raise ValueError(f"{field} has a number of more than 63 bits")
     return numbers
 
 
 def _unescape(word: bytes) -> str:
-    text = word.decode("utf-8", "replace")
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+    return unescape(word.decode("utf-8", "replace"))

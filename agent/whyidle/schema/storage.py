@@ -304,7 +304,7 @@ class FuseConnection:
 
 @table
 class Gds:
-    """GPUDirect Storage (/proc/driver/nvidia-fs/stats), once a second.
+    """GPUDirect Storage (/proc/driver/nvidia-fs/stats), every five seconds.
 
     I/O is counted only while statistics are on (rw_stats_enabled); else those columns are NULL. A
     file that is absent is no proof that GDS is not used: newer drivers do without nvidia-fs.
@@ -341,7 +341,7 @@ class Gds:
 
 @table
 class GdsGpu:
-    """A GPU in GPUDirect Storage, once a second while processes use it, else once a minute."""
+    """A GPU in GPUDirect Storage, every 5 s while processes use it, else once a minute."""
 
     TABLE: ClassVar[str] = "gds_gpu"
 
