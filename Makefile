@@ -29,7 +29,7 @@ slow: $(READY)
 
 # What diagnose says of the recorded stalls, against the truth; every figure goes to accuracy.json.
 accuracy: $(READY)
-	PYTHONPATH=tests $(BIN)/python -m stalls.score fixtures/stalls --json accuracy.json
+	PYTHONPATH=tests $(BIN)/python -m stalls.accuracy fixtures/stalls --json accuracy.json
 
 # Figures, side by side in one run; HolisticTraceAnalysis is installed into a place of its own.
 bench-traces: $(READY)

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from stalls.run import Options, end_on_sigterm, run
 from stalls.scenario import kinds, load, strengths
@@ -19,6 +20,8 @@ from whyidle.store import Recording
 
 # The most that a fixture may take: fifteen seconds are about a third of it.
 BYTES_MAX = 300_000
+# Less of the wall time is nothing that accuracy can be told from.
+STALL_SHARE_MIN = 0.03
 
 
 def keep(
@@ -34,6 +37,13 @@ def keep(
         truth = run(load(kind, strength), Options(folder=work, probe=probe))
         if foreign_s is not None and truth["foreign_cpu_s"] > foreign_s:
             raise RuntimeError(f"{kind}: others used {truth['foreign_cpu_s']:.1f} s of CPU time")
+        for window in truth["windows"]:
+            if (
+                truth["role"] != "control"
+                and window["causes"]
+                and window["stall_s"] < STALL_SHARE_MIN * window["wall_s"]
+            ):
+                raise RuntimeError(f"{kind} {strength}: no stall to speak of: {_line(window)}")
         with Recording([work / "recording"]) as recording:
             if recording.damaged:
                 raise RuntimeError(f"{kind}: damaged: {recording.damaged[0]}")
@@ -52,7 +62,7 @@ def keep(
     return kept
 
 
-def _line(window: dict[str, float]) -> str:
+def _line(window: dict[str, Any]) -> str:
     return (
         f"wall {window['wall_s']:.1f} s, idle {window['idle_s']:.2f} s, "
         f"stall {window['stall_s']:.2f} s, {window['steps']} steps"

@@ -1,7 +1,5 @@
 """Compares what diagnose says of the recorded stalls with the truth.
 
-    python -m stalls.score ../fixtures/stalls --json accuracy.json        (make accuracy)
-
 Per stretch of each recording, with the probe's tables and without them: idle seconds, the share of
 the stall that is charged to its cause, the share charged to a cause that it is not due to, the
 share of the idle time that nobody is charged with. The job's own idle time, by the counterfactual,
@@ -11,14 +9,12 @@ scenario allows, or the trainer's own stopwatches tell.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,6 @@ from stalls.bars import bars, limit
 from whyidle.store import Recording
 from whyidle_rules.recording.engine import evaluate
 from whyidle_rules.rule import Rule
-from whyidle_rules.rule_load import load_rules
 
 UNATTRIBUTED = "unattributed"
 PROBE_TABLES = ("probe", "probe_event", "probe_info", "probe_loader")
@@ -208,116 +203,3 @@ def score_fixture(fixture: Path, rules: Sequence[Rule]) -> list[Score]:
 def fixtures(folder: Path) -> list[Path]:
     """All fixtures of a folder, by name."""
     return sorted(path.parent for path in folder.glob("*/truth.json"))
-
-
-def misses(rows: Sequence[Score]) -> dict[str, float]:
-    """The bars that are missed, by stretch, each with its figure."""
-    told = {}
-    for row in rows:
-        for bar in row.bars:
-            figure, met = row.against(bar)
-            if not met:
-                told[row.name(bar)] = figure
-    return told
-
-
-_HEAD = (
-    f"{'kind':22}{'strength':10}{'stretch':10}{'probe':6}{'wall':>6}{'idle':>7}{'seen':>7}"
-    f"{'stall':>7}{'right':>8}{'wrong':>8}{'nobody':>8}{'blamed':>8}"
-)
-
-
-def line(row: Score) -> str:
-    """One row of the table; `wrong` is of the stall or, without one, of the idle time."""
-    wrong = row.wrong_of_idle_share if row.wrong_share is None else row.wrong_share
-    shares = (row.right_share, wrong, row.unattributed_share, row.blamed_share)
-    return (
-        f"{row.kind:22}{row.strength:10}{row.window:10}{'yes' if row.probe else 'no':6}"
-        f"{row.wall_s:6.1f}{row.idle_s:7.2f}{row.seen_idle_s:7.2f}{row.stall_s:7.2f}"
-        + "".join("       -" if share is None else f"{share:8.1%}" for share in shares)
-    )
-
-
-def looked_at(folder: Path) -> frozenset[str]:
-    """Kinds on which a rule or a threshold was changed after its recordings had been looked at."""
-    path = folder / "looked_at.json"
-    return (
-        frozenset(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else frozenset()
-    )
-
-
-def summary(rows: Sequence[Score], tuned: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Shares over all stalls together, by seconds; the worst control; with and without the probe.
-
-    Kinds are weighed alike by their mean, so that a kind with many strengths is not worth more.
-    `tuned`: kinds that are left out of the mean of those on which nothing was tuned.
-    """
-    told: dict[str, Any] = {}
-    for probe in (True, False):
-        mine = [row for row in rows if row.probe == probe]
-        stalls = [row for row in mine if row.right_share is not None]
-        if not stalls:
-            continue
-        total_s = sum(row.stall_s for row in stalls)
-        kinds: dict[str, list[float]] = {}
-        for row in stalls:
-            kinds.setdefault(row.kind, []).append(row.right_share or 0.0)
-        controls = [row.blamed_share for row in mine if row.role == "control"]
-        confusers = [r.wrong_of_idle_share for r in mine if r.role == "confuser" and not r.stall_s]
-        told["with probe" if probe else "without probe"] = {
-            "stall_s": total_s,
-            "right_share": sum((r.right_share or 0.0) * r.stall_s for r in stalls) / total_s,
-            "kinds": len(kinds),
-            "right_share_mean_of_kinds": _mean(kinds.values()),
-            "kinds_not_tuned_on": len(set(kinds) - tuned),
-            "right_share_mean_of_those": _mean(v for k, v in kinds.items() if k not in tuned),
-            "wrong_share": sum(r.wrong_s for r in stalls) / total_s,
-            "unattributed_share": sum(r.unattributed_share * r.seen_idle_s for r in stalls)
-            / max(sum(r.seen_idle_s for r in stalls), 1e-9),
-            "worst_control_blamed_share": max(controls, default=None),
-            "worst_confuser_wrong_share": max(confusers, default=None),
-        }
-    return told
-
-
-def _mean(groups: Iterable[Sequence[float]]) -> float | None:
-    means = [sum(group) / len(group) for group in groups]
-    return sum(means) / len(means) if means else None
-
-
-def main() -> int:
-    """The table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--json", type=Path, help="write every figure there")
-    parser.add_argument("--missed", type=Path, help="write there which bars are missed")
-    parser.add_argument("--detail", action="store_true", help="say what was charged to whom")
-    args = parser.parse_args()
-    rules = load_rules(())
-    rows: list[Score] = []
-    sys.stdout.write(_HEAD + "\n")
-    for fixture in fixtures(args.folder):
-        for row in score_fixture(fixture, rules):
-            rows.append(row)
-            sys.stdout.write(line(row) + "\n")
-            if args.detail:
-                words = ", ".join(f"{k} {s:.2f}" for k, s in row.charged_s.items() if s > 0.005)
-                sys.stdout.write(f"    {words}\n")
-    told = summary(rows, looked_at(args.folder))
-    for name, figures in told.items():
-        words = ", ".join(
-            f"{key} {'-' if value is None else format(value, '.4g')}"
-            for key, value in figures.items()
-        )
-        sys.stdout.write(f"{name}: {words}\n")
-    if args.missed:
-        short = {name: round(figure, 4) for name, figure in misses(rows).items()}
-        args.missed.write_text(json.dumps(short, indent=1) + "\n", encoding="utf-8")
-    if args.json:
-        full = {"summary": told, "stretches": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps(full, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
