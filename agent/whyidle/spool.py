@@ -25,6 +25,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from isal import isal_zlib
+
 from whyidle.clock import NS_PER_S, Clock
 from whyidle.layout import PIECE, Identity, files, stem
 from whyidle.schema import TABLES, VERSION
@@ -201,7 +203,7 @@ def _strings(values: tuple[Any, ...]) -> bytes:
 
 def frame(mark: bytes, payload: bytes, hash_: int) -> bytes:
     """Return a whole frame around a payload."""
-    packed = zlib.compress(payload, 1)
+    packed = isal_zlib.compress(payload, 1)
     head = FRAME.pack(mark, len(packed), 0, hash_, ZLIB)
     crc = zlib.crc32(packed, zlib.crc32(head))
     return FRAME.pack(mark, len(packed), crc, hash_, ZLIB) + packed
