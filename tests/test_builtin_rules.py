@@ -99,7 +99,11 @@ PIECES: list[tuple[str, dict[str, float | int | str | None], str]] = [
         dict.fromkeys(("coll_wait_s", "coll_gone_s", "coll_transfer_s")),
         "collective/exposed",
     ),
-    ("p2p_s", {}, "pipeline_bubble/exposed"),
+    (
+        "p2p_s",
+        dict.fromkeys(("bubble_schedule_s", "bubble_imbalance_s", "bubble_late_s")),
+        "pipeline_bubble/exposed",
+    ),
 ]
 
 
@@ -156,9 +160,12 @@ def test_removing_evidence_never_raises_a_cause(data: st.DataObject) -> None:
     """Per window; a rule that `lacks` a column may rise, but only by what its own cause loses."""
     windows = data.draw(st.lists(faithful_row(), min_size=3, max_size=6))
     gone = data.draw(st.sets(st.sampled_from(COLUMNS), min_size=1, max_size=4))
-    parts = {"coll_wait_s", "coll_gone_s", "coll_transfer_s"}
-    if gone & parts:
-        gone |= data.draw(st.sampled_from([set[str](), parts]))
+    for parts in (
+        {"coll_wait_s", "coll_gone_s", "coll_transfer_s"},
+        {"bubble_schedule_s", "bubble_imbalance_s", "bubble_late_s"},
+    ):
+        if gone & parts:
+            gone |= data.draw(st.sampled_from([set[str](), parts]))
     rows: list[Row] = [
         row for whole in windows for row in (whole, {**whole, **dict.fromkeys(gone)})
     ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
 
@@ -20,6 +21,7 @@ from whyidle_rules.recording.spans import LAST_TEN_MINUTES, moment, spans
 if TYPE_CHECKING:
     from whyidle_rules.diagnosis import Diagnosis
 
+_T = TypeVar("_T")
 _THREADS = 2
 _MEMORY = "4GB"
 # Rows of --sql that are held at a time: a day of a node has five million windows.
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
                 _print_rows(con, args.sql)
             return found
 
-        found = recording.run(work)
+        found = _interruptible(lambda: recording.run(work))
         if args.sql is not None:
             return 0
     if found.totals.gpu_s <= 0:
@@ -68,6 +70,18 @@ def _sources(args: argparse.Namespace) -> list[str]:
     return [str(SERVICE_FOLDER)] if args.live else list(args.source)
 
 
+def _interruptible(work: Callable[[], _T]) -> _T:
+    """Return `work()`; Ctrl-C is what it is elsewhere, while DuckDB makes other errors of it."""
+    try:
+        return work()
+    except duckdb.InterruptException:
+        raise KeyboardInterrupt from None
+    except RuntimeError as error:
+        if str(error) != "Query interrupted":
+            raise
+        raise KeyboardInterrupt from None
+
+
 def _print_rows(con: duckdb.DuckDBPyConnection, query: str) -> None:
     """Print the rows of a query as CSV, its columns first."""
     try:
@@ -79,6 +93,8 @@ def _print_rows(con: duckdb.DuckDBPyConnection, query: str) -> None:
         out.writerow([str(column[0]) for column in cursor.description or ()])
         while rows := cursor.fetchmany(_ROWS):
             out.writerows(rows)
+    except duckdb.InterruptException:
+        raise
     except duckdb.Error as error:
         tables = "evidence, grants, leftovers"
         line = str(error).splitlines()[0]

@@ -73,12 +73,10 @@ def recent(folder: Path, since_ns: int) -> list[Path]:
     ]
     found.sort(key=lambda item: item[0])
     since_ms = since_ns // 1_000_000
-    begins = [begin for (begin, _), _ in found]
     # A file begins at its name's time and goes on to where the next one begins.
-    ends = [*begins[1:], None]
-    return [
-        path for (_, path), end in zip(found, ends, strict=True) if end is None or end > since_ms
-    ]
+    ends = [begin for (begin, _), _ in found[1:]]
+    last = [path for _, path in found[-1:]]
+    return [path for (_, path), end in zip(found, ends, strict=False) if end > since_ms] + last
 
 
 @contextmanager
@@ -109,14 +107,15 @@ def _charged(
             working_ns=length - empty - spinning,
             empty_ns=empty,
             spinning_ns=spinning,
-            underfilled_ns=None,
+            underfilled_ns=underfilled,
             compute_fill_ratio=None,
             comm_fill_ratio=None,
         )
-        for uuid, gpu, windows, length, empty, spinning in con.execute(
+        for uuid, gpu, windows, length, empty, spinning, underfilled in con.execute(
             # Rounded as the rules' query rounds, so that grants and leftovers sum to these.
             "SELECT uuid, any_value(gpu), count(*), sum(t1_ns - t0_ns)::BIGINT,"
-            " sum(round(empty_s * 1e9))::BIGINT, sum(round(spinning_s * 1e9))::BIGINT"
+            " sum(round(empty_s * 1e9))::BIGINT, sum(round(spinning_s * 1e9))::BIGINT,"
+            " sum(round(underfilled_s * 1e9))::BIGINT"
             f" FROM evidence WHERE {inside} GROUP BY uuid ORDER BY min(gpu), uuid",
             limits,
         ).fetchall()

@@ -20,10 +20,10 @@ from whyidle_rules.ledger import (
     root_causes,
     split,
 )
+from whyidle_rules.recording import jobs, stages, waits
 from whyidle_rules.recording.engine import Filled, evaluate
 from whyidle_rules.recording.spans import Machine, wall_offsets
 from whyidle_rules.recording.unseen import not_seen
-from whyidle_rules.recording.waits import gone, roots, waited_for
 from whyidle_rules.recording.windows import Gpu
 from whyidle_rules.report.headline import headline
 from whyidle_rules.rule import Rule
@@ -55,7 +55,7 @@ def diagnose(
             filled.gpus[number],
             sums[key],
             charges.get(key, []),
-            waited_for(filled.waits, number),
+            waits.waited_for(filled.waits, number),
         )
         for key, number in _once(filled.gpus).items()
     ]
@@ -67,7 +67,7 @@ def diagnose(
         root_causes=roots,
         gpus=gpus,
         findings=told,
-        not_seen=not_seen(con, rules, damaged),
+        not_seen=not_seen(con, rules, damaged, filled.waits.clashes),
         quality=_quality(con, filled),
         headline=headline(
             totals=totals, root_causes=roots, ledger=rows, gpus=gpus, run=about, findings=told
@@ -95,7 +95,7 @@ def _charges(
     con: duckdb.DuckDBPyConnection, filled: Filled, sums: Mapping[_GpuKey, Mapping[str, Any]]
 ) -> dict[_GpuKey, list[Charge]]:
     parts = filled.parts
-    arisen = roots(con, filled.waits, parts)
+    arisen = _arisen(con, filled)
     places = [
         Place(node=gpu.node, rank=_whole(sums[gpu.node, gpu.uuid]["rank"])) for gpu in filled.gpus
     ]
@@ -111,12 +111,7 @@ def _charges(
         " ASOF JOIN starts s ON c.window_id >= s.first GROUP BY ALL ORDER BY ALL"
     ).fetchall():
         gpu, place = filled.gpus[number], places[number]
-        weights: Mapping[tuple[int, str, str], float] = {}
-        if (cause, subcause) == FELT_AS_WAIT:
-            weights = arisen.get(number, {})
-        elif (cause, subcause) == FELT_AS_HANG:
-            # Why it is gone is not recorded: its log knows. Where it is gone is.
-            weights = {(who, *FELT_AS_HANG): s for who, s in gone(filled.waits, number).items()}
+        weights = arisen.get((number, cause, subcause), {})
         shares = split(ns, weights) or {(number, cause, subcause): ns}
         for (origin, root_cause, root_subcause), part in shares.items():
             found[gpu.node, gpu.uuid].append(
@@ -131,6 +126,30 @@ def _charges(
                     root=(root_cause, root_subcause),
                 )
             )
+    return found
+
+
+def _arisen(
+    con: duckdb.DuckDBPyConnection, filled: Filled
+) -> dict[tuple[int, str, str], Mapping[tuple[int, str, str], float]]:
+    """Return what waits arose from: weights by (GPU, cause, subcause), for each that was felt."""
+    found: dict[tuple[int, str, str], Mapping[tuple[int, str, str], float]] = {}
+    for job in filled.waits.jobs:
+        jobs.fill_causes(con, job, filled.waits, filled.parts)
+        if job.pipeline is not None:
+            for felt in ("stage_imbalance", "late_upstream"):
+                for number, weights in stages.roots(job, job.pipeline, felt).items():
+                    found[number, "pipeline_bubble", felt] = weights
+            continue
+        for number, weights in waits.roots(job).items():
+            found[number, FELT_AS_WAIT[0], FELT_AS_WAIT[1]] = weights
+        for number in job.members:
+            # Why it is gone is not recorded: its log knows. Where it is gone is.
+            cause, subcause = FELT_AS_HANG
+            found[number, cause, subcause] = {
+                (who, cause, subcause): seconds
+                for who, seconds in waits.gone(filled.waits, number).items()
+            }
     return found
 
 

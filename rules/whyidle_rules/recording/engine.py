@@ -22,13 +22,17 @@ from whyidle_rules.recording import (
     processes,
     ranks,
     spin,
+    stages,
     surroundings,
+    waits,
     windows,
 )
-from whyidle_rules.recording.fill import Known, gpu_evidence
+from whyidle_rules.recording import jobs as jobs_of
+from whyidle_rules.recording.fill import gpu_evidence
+from whyidle_rules.recording.jobs import Waits
+from whyidle_rules.recording.known import Known
 from whyidle_rules.recording.series import Array
 from whyidle_rules.recording.spans import Machine
-from whyidle_rules.recording.waits import Waits, witness
 from whyidle_rules.recording.windows import Gpu
 from whyidle_rules.rule import Rule
 
@@ -103,7 +107,13 @@ def fill(
         _insert(con, columns)
         first.append(count)
         count += len(gpu.t0)
-    return Filled(gpus=gpus, first=first, waits=witness(con, gpus, first))
+    filled = Filled(gpus=gpus, first=first, waits=jobs_of.find(con, gpus, first))
+    for job in filled.waits.jobs:
+        if job.pipeline is None:
+            waits.tell(con, job, filled.waits, filled.parts, gpus)
+        else:
+            stages.tell(con, job, job.pipeline, filled.waits, filled.parts)
+    return filled
 
 
 def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) -> Known:

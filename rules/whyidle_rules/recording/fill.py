@@ -8,58 +8,28 @@ what the thread did meanwhile: it ran, was ready without a CPU, was blocked in I
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from whyidle.clock import NS_PER_S
 from whyidle_rules import evidence
 from whyidle_rules.intervals import Ints
-from whyidle_rules.recording import phases, spin
+from whyidle_rules.recording import lifecycle, phases, spin
 from whyidle_rules.recording.exposure import exposed
+from whyidle_rules.recording.known import Known
+from whyidle_rules.recording.lifecycle import WHOLLY_EMPTY_RATIO
 from whyidle_rules.recording.phases import Told
-from whyidle_rules.recording.processes import Identity, Node, Proc
-from whyidle_rules.recording.ranks import Rank
+from whyidle_rules.recording.processes import Proc
 from whyidle_rules.recording.series import Array, Floats, Truths, counter
-from whyidle_rules.recording.surroundings import Surroundings
 from whyidle_rules.recording.threads import GAP_NS, Shares, shares
 from whyidle_rules.recording.windows import Gpu
 
-# A window in which kernels ran for less than this is wholly empty: gaps are made of such windows.
-WHOLLY_EMPTY_RATIO = 0.02
 # Without a counter page: workers that are this busy have no finished batch to wait with; at the
 # lower bound nothing is inferred, at the upper one all of the wait. A worker of a loader that keeps
 # up sleeps for the rest of its time.
 SATURATED_RATIOS = (0.7, 0.9)
 # Written in one empty stretch by the launching process: more than a log, less than any checkpoint.
 BULK_WRITE_BYTES = 4 << 20
-# Longer than this after its last kernel, a process was not just ending.
-SHUTDOWN_NS = 15 * NS_PER_S
-# A process that began so shortly before the recording had not computed by then: it was importing.
-JUST_BEFORE_NS = 5 * NS_PER_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What is known of a node: its processes, what they told, what surrounds them."""
-
-    node: Node
-    told: Mapping[Identity, Told]
-    around: Surroundings
-    ranks: Mapping[str, Rank]
-
-    def job_of(self, gpu: Gpu) -> int:
-        """Return the size of the job that the GPU is seen to communicate in, -1 for none."""
-        for proc in self.node.launchers(gpu.uuid):
-            told = self.told.get(proc.identity)
-            world = (told.info.get("world_size") if told else None) or proc.info.get("world_size")
-            kinds = (proc.info.get("thread_kinds") or "").split(",")
-            if ("nccl" in kinds and world != 1) or (gpu.linked and (world or 1) > 1):
-                return int(world or 0)
-        rank = self.ranks.get(gpu.uuid)
-        if rank is not None and rank.communicates and rank.world_size != 1:
-            return int(rank.world_size or 0)
-        return -1
 
 
 class _Table:
@@ -93,7 +63,7 @@ def gpu_evidence(gpu: Gpu, known: Known, fill: float | None) -> dict[str, Array]
     table.put("d_s", every, length)
     table.put("empty_s", every, empty)
     _spinning(table, gpu, known, fill)
-    table.put("gap_s", every, _gaps(gpu))
+    table.put("gap_s", every, lifecycle.gaps(gpu))
     table.put("node", every, gpu.node)
     table.put("uuid", every, gpu.uuid)
     if gpu.index is not None:
@@ -103,7 +73,8 @@ def gpu_evidence(gpu: Gpu, known: Known, fill: float | None) -> dict[str, Array]
         table.put("rank", every, np.nan if own.rank is None else float(own.rank))
         world = own.world_size
         table.put("world_size", every, np.nan if world is None else float(world))
-    _lifecycle(table, gpu, known, empty)
+    for name, values in lifecycle.columns(gpu, known, empty).items():
+        table.put(name, every, values)
     for rows, proc in stints(gpu, known):
         _of_process(table, gpu, known, proc, rows)
     return table.columns
@@ -139,54 +110,6 @@ def stints(gpu: Gpu, known: Known) -> list[tuple[slice, Proc]]:
         for part in np.split(np.arange(len(owner)), edges)
         if len(part) and owner[part[0]] >= 0
     ]
-
-
-def _gaps(gpu: Gpu) -> Floats:
-    """Return how long the stretch of wholly empty windows is that each window is in; else NaN."""
-    void = gpu.busy <= WHOLLY_EMPTY_RATIO
-    out = np.full(len(void), np.nan)
-    edges = np.flatnonzero(np.diff(void.astype(np.int8))) + 1
-    for part in np.split(np.arange(len(void)), edges):
-        if len(part) and void[part[0]]:
-            out[part] = (gpu.t1[part[-1]] - gpu.t0[part[0]]) / 1e9
-    return out
-
-
-def _lifecycle(table: _Table, gpu: Gpu, known: Known, empty: Floats) -> None:
-    """Tell when no process had the GPU, and when one had not begun to use it."""
-    rows = slice(0, len(gpu.t0))
-    launchers = known.node.launchers(gpu.uuid)
-    present, starting, ending, unmet = (np.zeros(len(gpu.t0), dtype=bool) for _ in range(4))
-    active = np.flatnonzero(gpu.busy > 0)
-    for proc in launchers:
-        alive = (gpu.t1 > proc.begin_ns) & (gpu.t0 < proc.end_ns)
-        present |= alive
-        used = active[(gpu.t1[active] > proc.begin_ns) & (gpu.t0[active] < proc.end_ns)]
-        # Of a process that was there first, only its page tells whether it had computed before.
-        told = known.told.get(proc.identity)
-        met = gpu.first_ns is None or proc.begin_ns >= gpu.first_ns - JUST_BEFORE_NS
-        if not met and (told is None or told.steps is not None):
-            unmet |= alive
-        before = gpu.busy_before_ns
-        began = before is not None and before > proc.begin_ns
-        if len(used) and not began:
-            starting |= alive & (gpu.t1 <= gpu.t0[used[0]])
-        last = int(gpu.t1[used[-1]]) if len(used) else before if began else None
-        # A job that hangs and is killed at last was not ending all the while.
-        if last is not None and proc.end_ns - last <= SHUTDOWN_NS and proc.end_ns < gpu.t1[-1]:
-            ending |= alive & (gpu.t0 >= last)
-    for first, last in known.node.unread.get(gpu.uuid, ()):
-        present |= (gpu.t1 > first) & (gpu.t0 < last)
-    # Without a clock, who is seen later may have been there already.
-    latest = max((proc.begin_ns for proc in launchers), default=0)
-    sure = present | (gpu.t0 >= latest) if not known.node.dated else np.ones_like(present)
-    # Who lists processes badly, as inside a container, would say that nobody computed.
-    if known.node.listed and not (gpu.busy[~present] > 0).any():
-        table.put("no_process_s", rows, np.where(sure, np.where(present, 0.0, empty), np.nan))
-    if launchers:
-        starts = np.where(starting, np.where(unmet, np.nan, empty), 0.0)
-        table.put("startup_s", rows, np.where(sure, starts, np.nan))
-        table.put("shutdown_s", rows, np.where(ending, empty, 0.0))
 
 
 def _of_process(table: _Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -> None:
@@ -240,6 +163,10 @@ def _identity(table: _Table, rows: slice, proc: Proc, told: Told | None) -> None
     table.put("probed", rows, float(told is not None))
     if told is not None:
         table.put("loaders", rows, float(told.loaders))
+        for name in ("pipeline_stage", "pipeline_stages", "pipeline_batches"):
+            value = told.info.get(name)
+            table.put(name, rows, np.nan if value is None else float(value))
+        table.put("pipeline_schedule", rows, told.info.get("pipeline_schedule"))
 
 
 def _inferred_wait(gpu: Gpu, rows: slice, main: Shares, loader: Shares) -> Floats:

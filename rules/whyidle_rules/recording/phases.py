@@ -121,10 +121,10 @@ def load(
     ).groups("pid", "start_ns")
     loaders = _loaders(con, at)
     infos = {
-        (int(pid), int(start)): {"rank": rank, "world_size": world, "local_rank": local}
-        for pid, start, rank, world, local in con.execute(
-            "SELECT pid, start_ns, arg_max(rank, mono_ns), arg_max(world_size, mono_ns),"
-            " arg_max(local_rank, mono_ns) FROM probe_info"
+        (int(pid), int(start)): dict(zip(_INFO, values, strict=True))
+        for pid, start, *values in con.execute(
+            f"SELECT pid, start_ns, {', '.join(f'arg_max({n}, mono_ns)' for n in _INFO)}"
+            " FROM probe_info"
             " WHERE node = $node AND boot_id = $boot AND pid IS NOT NULL"
             " AND start_ns IS NOT NULL GROUP BY ALL",
             {"node": node, "boot": boot_id},
@@ -134,6 +134,12 @@ def load(
         who: _told(rows, events.get(who), loaders.get(who, []), infos.get(who, {}))
         for who, rows in totals.items()
     }
+
+
+_INFO = (
+    "rank", "world_size", "local_rank", "pipeline_stage", "pipeline_stages", "pipeline_batches",
+    "pipeline_schedule",
+)  # fmt: skip
 
 
 def _loaders(

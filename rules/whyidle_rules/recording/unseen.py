@@ -31,10 +31,21 @@ _KINDS = {
 
 
 def not_seen(
-    con: duckdb.DuckDBPyConnection, rules: Sequence[Rule], damaged: Sequence[Damaged]
+    con: duckdb.DuckDBPyConnection,
+    rules: Sequence[Rule],
+    damaged: Sequence[Damaged],
+    clashes: Sequence[str] = (),
 ) -> list[NotSeen]:
     """Return what was not seen; table `evidence` is there."""
     found = [NotSeen(what=f"part of {item.path.name}", why=item.why, rules=[]) for item in damaged]
+    found += [
+        NotSeen(
+            what="how long ranks waited for each other",
+            why=why,
+            rules=_reading(rules, "coll_wait_s", "bubble_schedule_s"),
+        )
+        for why in clashes
+    ]
     seconds = con.execute(
         "SELECT sum(d_s), sum(empty_s) FILTER (NOT coalesce(probed, false)),"
         " sum(empty_s) FILTER (probed IS NULL AND coalesce(no_process_s, 0) = 0),"

@@ -1,0 +1,66 @@
+"""When a GPU had no process, one that had not begun to use it, or one that was ending."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whyidle.clock import NS_PER_S
+from whyidle_rules.recording.known import Known
+from whyidle_rules.recording.series import Floats
+from whyidle_rules.recording.windows import Gpu
+
+# A window in which kernels ran for less than this is wholly empty: gaps are made of such windows.
+WHOLLY_EMPTY_RATIO = 0.02
+# Longer than this after its last kernel, a process was not just ending.
+SHUTDOWN_NS = 15 * NS_PER_S
+# A process that began so shortly before the recording had not computed by then: it was importing.
+JUST_BEFORE_NS = 5 * NS_PER_S
+
+
+def gaps(gpu: Gpu) -> Floats:
+    """Return how long the stretch of wholly empty windows is that each window is in; else NaN."""
+    void = gpu.busy <= WHOLLY_EMPTY_RATIO
+    out = np.full(len(void), np.nan)
+    edges = np.flatnonzero(np.diff(void.astype(np.int8))) + 1
+    for part in np.split(np.arange(len(void)), edges):
+        if len(part) and void[part[0]]:
+            out[part] = (gpu.t1[part[-1]] - gpu.t0[part[0]]) / 1e9
+    return out
+
+
+def columns(gpu: Gpu, known: Known, empty: Floats) -> dict[str, Floats]:
+    """Tell when no process had the GPU, when one had not begun to use it, and when it had ended."""
+    found: dict[str, Floats] = {}
+    launchers = known.node.launchers(gpu.uuid)
+    present, starting, ending, unmet = (np.zeros(len(gpu.t0), dtype=bool) for _ in range(4))
+    active = np.flatnonzero(gpu.busy > 0)
+    for proc in launchers:
+        alive = (gpu.t1 > proc.begin_ns) & (gpu.t0 < proc.end_ns)
+        present |= alive
+        used = active[(gpu.t1[active] > proc.begin_ns) & (gpu.t0[active] < proc.end_ns)]
+        # Of a process that was there first, only its page tells whether it had computed before.
+        told = known.told.get(proc.identity)
+        met = gpu.first_ns is None or proc.begin_ns >= gpu.first_ns - JUST_BEFORE_NS
+        if not met and (told is None or told.steps is not None):
+            unmet |= alive
+        before = gpu.busy_before_ns
+        began = before is not None and before > proc.begin_ns
+        if len(used) and not began:
+            starting |= alive & (gpu.t1 <= gpu.t0[used[0]])
+        last = int(gpu.t1[used[-1]]) if len(used) else before if began else None
+        # A job that hangs and is killed at last was not ending all the while.
+        if last is not None and proc.end_ns - last <= SHUTDOWN_NS and proc.end_ns < gpu.t1[-1]:
+            ending |= alive & (gpu.t0 >= last)
+    for first, last in known.node.unread.get(gpu.uuid, ()):
+        present |= (gpu.t1 > first) & (gpu.t0 < last)
+    # Without a clock, who is seen later may have been there already.
+    latest = max((proc.begin_ns for proc in launchers), default=0)
+    sure = present | (gpu.t0 >= latest) if not known.node.dated else np.ones_like(present)
+    # Who lists processes badly, as inside a container, would say that nobody computed.
+    if known.node.listed and not (gpu.busy[~present] > 0).any():
+        found["no_process_s"] = np.where(sure, np.where(present, 0.0, empty), np.nan)
+    if launchers:
+        starts = np.where(starting, np.where(unmet, np.nan, empty), 0.0)
+        found["startup_s"] = np.where(sure, starts, np.nan)
+        found["shutdown_s"] = np.where(ending, empty, 0.0)
+    return found

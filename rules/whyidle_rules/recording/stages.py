@@ -1,0 +1,147 @@
+"""Ranks of a pipeline: how much of their waiting the schedule costs, unequal stages, a late stage.
+
+A stage that waits for its neighbours polls, like a collective. How long it would wait anyway
+follows from the schedule, the micro-batches and how long each stage computes: a step is replayed
+with the computing that was seen, and with the same spread evenly. What a stage waits in the even
+replay is the schedule's, what it waits more in the real one is the longest stage's. Waiting beyond
+both came from upstream: a stage that was empty, for a cause of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import duckdb
+import numpy as np
+
+from whyidle_rules.ledger import UNATTRIBUTED
+from whyidle_rules.pipeline import WhatIf, of_totals
+from whyidle_rules.recording.jobs import SLOW, Job, Pipeline, Waits, spin_of
+from whyidle_rules.recording.series import Floats
+
+# Ten seconds: many steps, and short enough for a stall to stand out.
+BLOCK_BINS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Some seconds of a pipeline: shares of each member's waiting, and the longest stage's member.
+
+    NaN where too little was covered.
+    """
+
+    bins: slice
+    schedule: Floats
+    imbalance: Floats
+    longest: int
+
+
+def blocks(job: Job, pipeline: Pipeline) -> list[Block]:
+    """Return how the waiting of each member splits, block by block."""
+    size = job.spin.shape[1]
+    found = []
+    for begin in range(0, size, BLOCK_BINS):
+        bins = slice(begin, min(begin + BLOCK_BINS, size))
+        waiting, working = job.spin[:, bins].sum(axis=1), job.working[:, bins].sum(axis=1)
+        by_stage = np.array(
+            [working[pipeline.stage == stage].mean() for stage in range(pipeline.stages)]
+        )
+        if by_stage.min() <= 0:
+            nothing = np.full(len(waiting), np.nan)
+            found.append(Block(bins=bins, schedule=nothing, imbalance=nothing, longest=-1))
+            continue
+        what = of_totals(by_stage, pipeline.batches, "gpipe" if pipeline.gpipe else "1f1b")
+        schedule, imbalance = _split(what, by_stage, pipeline, waiting)
+        longest = int(np.flatnonzero(pipeline.stage == int(by_stage.argmax()))[0])
+        found.append(Block(bins=bins, schedule=schedule, imbalance=imbalance, longest=longest))
+    return found
+
+
+def _split(
+    what: WhatIf, by_stage: Floats, pipeline: Pipeline, waiting: Floats
+) -> tuple[Floats, Floats]:
+    idle = what.step_s - by_stage[pipeline.stage]
+    schedule = np.clip(what.even_s - what.ideal_s, 0.0, np.maximum(idle, 0.0))
+    imbalance = np.maximum(idle - schedule, 0.0)
+    whole = np.maximum(waiting, 1e-9)
+    of_schedule = np.minimum(schedule, waiting) / whole
+    of_imbalance = np.minimum(imbalance, np.maximum(waiting - schedule, 0.0)) / whole
+    return of_schedule, of_imbalance
+
+
+def tell(
+    con: duckdb.DuckDBPyConnection,
+    job: Job,
+    pipeline: Pipeline,
+    waits: Waits,
+    parts: Sequence[slice],
+) -> None:
+    """Make the communication of a pipeline's ranks sends and receives, and split it."""
+    schedule, imbalance = (np.full(job.spin.shape, np.nan) for _ in range(2))
+    for block in blocks(job, pipeline):
+        schedule[:, block.bins] = block.schedule[:, None]
+        imbalance[:, block.bins] = block.imbalance[:, None]
+    for row, number in enumerate(job.members):
+        at = waits.bins[number] - job.first_bin
+        own = spin_of(con, parts[number])
+        begin = parts[number].start
+        told = {
+            "window_id": np.arange(begin, begin + len(at), dtype=np.int64),
+            "p2p": own,
+            "schedule": own * schedule[row][at],
+            "imbalance": own * imbalance[row][at],
+        }
+        con.register("whyidle_stages", told)
+        try:
+            con.execute(_TELL)
+        finally:
+            con.unregister("whyidle_stages")
+
+
+_TELL = """
+UPDATE evidence SET coll_s = 0, p2p_s = w.p2p,
+  bubble_schedule_s = if(isnan(w.schedule), NULL, w.schedule),
+  bubble_imbalance_s = if(isnan(w.imbalance), NULL, w.imbalance),
+  bubble_late_s = if(isnan(w.schedule), NULL, greatest(0, w.p2p - w.schedule - w.imbalance))
+FROM whyidle_stages w WHERE evidence.window_id = w.window_id
+"""
+
+
+def roots(
+    job: Job, pipeline: Pipeline, subcause: str
+) -> dict[int, dict[tuple[int, str, str], float]]:
+    """Return, by GPU, what its waiting of a kind arose from: (GPU, cause, subcause) by weight."""
+    found: dict[int, dict[tuple[int, str, str], float]] = {}
+    for row, number in enumerate(job.members):
+        weights: dict[tuple[int, str, str], float] = defaultdict(float)
+        for block in blocks(job, pipeline):
+            if block.longest < 0:
+                continue
+            waited = float(job.spin[row, block.bins].sum())
+            if subcause == "stage_imbalance":
+                key = (job.members[block.longest], SLOW[0], SLOW[1])
+                weights[key] += waited * float(block.imbalance[row])
+            else:
+                rest = max(0.0, 1.0 - float(block.schedule[row]) - float(block.imbalance[row]))
+                for whose, share in _upstream(job, row, block.bins).items():
+                    weights[whose] += waited * rest * share
+        found[number] = {key: weight for key, weight in weights.items() if weight > 0}
+    return found
+
+
+def _upstream(job: Job, row: int, bins: slice) -> dict[tuple[int, str, str], float]:
+    """Return the causes for which the emptiest member stood empty, as shares."""
+    causes = {cause: values for cause, values in job.causes.items() if cause != SLOW}
+    if not causes:
+        return {}
+    empty = np.add.reduce([values[:, bins].sum(axis=1) for values in causes.values()])
+    late = int(empty.argmax())
+    if late == row or empty[late] <= 0:
+        return {(job.members[row], UNATTRIBUTED, "unexplained"): 1.0}
+    return {
+        (job.members[late], cause[0], cause[1]): float(values[late, bins].sum() / empty[late])
+        for cause, values in causes.items()
+        if values[late, bins].sum() > 0
+    }
