@@ -253,11 +253,13 @@ class Recording:
         return bool(damaged)
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        return connect(
+        con = connect(
             memory_limit=self._memory_limit,
             threads=self._threads,
             spill=str(Path(gettempdir()) / f"whyidle-{os.getuid()}-{os.getpid()}"),
         )
+        con.execute("SET enable_progress_bar = false")  # it would go to stdout, into our results
+        return con
 
 
 def _newer(path: Path, version: int) -> UserError:
