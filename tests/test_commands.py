@@ -100,7 +100,7 @@ def test_record_passes_the_commands_exit_code_on(tmp_path: Path, script: str, st
     assert done.stdout == ""
     last = done.stderr.splitlines()[-1]
     assert last.startswith("whyidle record: recorded ")
-    assert last.endswith("in r; its tables are listed by: whyidle tables")
+    assert last.endswith("in r; now run: diagnose r")
     manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
     assert manifest["format"] == "whyidle.recording/1"
     assert manifest["schema_version"] == VERSION

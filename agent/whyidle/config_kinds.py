@@ -84,9 +84,14 @@ def _name(text: str) -> str:
 def _address(text: str) -> str | None:
     if text == "off":
         return None
-    host, _, port = text.rpartition(":")
+    host, colon, port = text.rpartition(":")
     # No address in front of the port stands for all of them, as with other exporters.
-    if (host and not _HOST.fullmatch(host)) or not port.isdecimal() or not 0 < int(port) < 65536:
+    if (
+        not colon
+        or (host and not _HOST.fullmatch(host))
+        or not port.isdecimal()
+        or not 0 < int(port) < 65536
+    ):
         raise ValueError(
             f"has to be an address and a port such as 127.0.0.1:19836 or :19836, or off, "
             f"not {text!r}"
