@@ -117,7 +117,7 @@ def _of_process(table: _Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) 
     t0, t1 = gpu.t0[rows], gpu.t1[rows]
     centres = (t0 + t1) // 2
     told = known.told.get(proc.identity)
-    main = shares([proc], centres)
+    main = shares([proc], centres, gpu.emptiness)
     workers = known.node.workers(proc)
     loader = shares(workers, centres)
     _identity(table, rows, proc, told)
@@ -296,9 +296,10 @@ def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certai
         "main_blocked_s": per * main.io,
         "main_asleep_s": asleep,
     }
-    bulk = np.where(writing, parts["main_run_s"] + parts["main_blocked_s"], 0.0)
-    parts["writing_s"] = bulk
-    for name in ("main_run_s", "main_blocked_s"):
+    # Who writes in bulk and sleeps meanwhile waits for what it writes.
+    bulk = parts["main_run_s"] + parts["main_blocked_s"] + parts["main_asleep_s"]
+    parts["writing_s"] = np.where(writing, bulk, 0.0)
+    for name in ("main_run_s", "main_blocked_s", "main_asleep_s"):
         parts[name] = np.where(writing, 0.0, parts[name])
     for name, values in parts.items():
         table.put(name, rows, np.where(unknown, np.nan, values))

@@ -28,8 +28,10 @@ _FUSE_CHANNELS = "^(request_wait_answer|fuse_)"
 
 _QUERY = f"""
 SELECT pid, start_ns, mono_ns, parent_pid, kind,
-  CASE WHEN state IS NOT NULL THEN
-    coalesce(state = 'D' OR regexp_matches(wait_channel, '{_IO_CHANNELS}'), false)::INTEGER END
+  -- Where channels can be read, a sleeper without one woke up while it was looked at: no draw.
+  CASE WHEN state IS NOT NULL AND NOT (state = 'S' AND wait_channel IS NULL
+      AND coalesce(bool_or(wait_channel IS NOT NULL) OVER (PARTITION BY pid, start_ns), false))
+  THEN coalesce(state = 'D' OR regexp_matches(wait_channel, '{_IO_CHANNELS}'), false)::INTEGER END
     AS io,
   coalesce(regexp_matches(wait_channel, '{_FUSE_CHANNELS}'), false)::INTEGER AS fuse,
   (state IN ('S', 'D', 'I', 'T', 't'))::INTEGER AS waits,

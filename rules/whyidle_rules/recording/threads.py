@@ -8,7 +8,7 @@ by the state that each reading found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,8 @@ GAP_NS = 5 * NS_PER_S
 # truth two times of three.
 STATES_HALF_NS = 3 * NS_PER_S
 STATES_LEAST = 4
+# Weighted by how empty the GPU was, a draw counts less: one whole one is needed.
+WEIGHT_LEAST = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,14 @@ class Shares:
         return np.asarray(np.maximum(0.0, 1.0 - self.run - self.ready - self.io))
 
 
-def shares(procs: Sequence[Proc], centres: Ints) -> Shares:
-    """Return what the main threads of processes did around each time."""
+def shares(
+    procs: Sequence[Proc], centres: Ints, emptiness: Callable[[Ints], Floats] | None = None
+) -> Shares:
+    """Return what the main threads of processes did around each time.
+
+    `emptiness` tells how empty the GPU was at some times: a thread that sleeps while the GPU works
+    says nothing of what it does while it is empty, so readings count as much as it was.
+    """
     size = len(centres)
     covered, run, ready, blkio = (np.zeros(size) for _ in range(4))
     count = np.zeros(size)
@@ -77,7 +85,7 @@ def shares(procs: Sequence[Proc], centres: Ints) -> Shares:
     ready_share = np.where(ready_known, np.clip(ready / whole, 0.0, 1.0 - run_share), np.nan)
     off = np.maximum(0.0, 1.0 - run_share - ready_share)
     counted = np.where(blkio_known, np.minimum(blkio / whole, off), np.nan)
-    found = off * _drawn(times, io, waits, centres)
+    found = off * _drawn(times, io, waits, centres, emptiness)
     return Shares(
         count=count,
         run=run_share,
@@ -88,20 +96,32 @@ def shares(procs: Sequence[Proc], centres: Ints) -> Shares:
 
 
 def _drawn(
-    times: Sequence[Ints], io: Sequence[Floats], waits: Sequence[Floats], centres: Ints
+    times: Sequence[Ints],
+    io: Sequence[Floats],
+    waits: Sequence[Floats],
+    centres: Ints,
+    emptiness: Callable[[Ints], Floats] | None,
 ) -> Floats:
     """Return the share of readings off the CPU that found a thread in I/O; NaN with too few."""
     if not times:
         return np.full(len(centres), np.nan)
     order = np.argsort(np.concatenate(times), kind="stable")
     when = np.concatenate(times)[order]
-    blocked = np.concatenate(([0.0], np.cumsum(np.concatenate(io)[order])))
-    off = np.maximum(np.concatenate(waits)[order], np.concatenate(io)[order])
-    asleep = np.concatenate(([0.0], np.cumsum(off)))
+    in_io = np.concatenate(io)[order]
+    off = np.maximum(np.concatenate(waits)[order], in_io)
     low = np.searchsorted(when, centres - STATES_HALF_NS, side="left")
     high = np.searchsorted(when, centres + STATES_HALF_NS, side="right")
-    draws = asleep[high] - asleep[low]
-    share = (blocked[high] - blocked[low]) / np.maximum(draws, 1.0)
+
+    def summed(values: Floats) -> Floats:
+        total = np.concatenate(([0.0], np.cumsum(values)))
+        return np.asarray(total[high] - total[low])
+
+    share = summed(in_io) / np.maximum(summed(off), 1.0)
+    if emptiness is not None and len(when):
+        weight = emptiness(when)
+        draws = summed(off * weight)
+        weighted = summed(in_io * weight) / np.maximum(draws, 1e-9)
+        share = np.where(draws >= WEIGHT_LEAST, weighted, share)
     # Threads that were found on a CPU every time were not in I/O either.
     enough = (high - low) >= STATES_LEAST
     return np.asarray(np.where(enough, share, np.nan))

@@ -55,6 +55,14 @@ class Gpu:
         """Node and boot id: whose monotonic clock the times are of."""
         return self.node, self.boot_id
 
+    def emptiness(self, times: Ints) -> Floats:
+        """Return how empty the GPU was in the window of each time; 0 outside of all."""
+        if len(self.t1) == 0:
+            return np.zeros(len(times))
+        near = np.minimum(np.searchsorted(self.t1, times, side="left"), len(self.t1) - 1)
+        inside = (times >= self.t0[near]) & (times <= self.t1[near])
+        return np.asarray(np.where(inside, 1.0 - self.busy[near], 0.0))
+
     def between(self, since_ns: int, until_ns: int) -> Gpu:
         """Return the GPU with those of its windows that end in (since, until]."""
         chosen = (self.t1 > since_ns) & (self.t1 <= until_ns)
