@@ -24,8 +24,9 @@ from whyidle.keeper import Retention
 from whyidle.layout import Identity
 from whyidle.ledger import Ledger
 from whyidle.metrics import Choice, Pages, State
-from whyidle.metrics_recent import Recent
+from whyidle.metrics_recent import Recent, Values
 from whyidle.runner import describe
+from whyidle.sampler import resident_bytes
 from whyidle.settle import EVERY_NS, LAG_NS, Evaluation, Evaluator, Settler
 from whyidle.spool_tail import SpoolTail
 
@@ -72,6 +73,7 @@ class KeeperLive:
         "_clock",
         "_exporter",
         "_failed",
+        "_host",
         "_kept_ns",
         "_ledger",
         "_pages",
@@ -91,6 +93,7 @@ class KeeperLive:
         host: Host,
         make_evaluator: MakeEvaluator | None,
     ) -> None:
+        self._host = host
         self._clock = host.clock
         self._version = importlib.metadata.version("whyidle")
         self._tail = SpoolTail(identity.folder(options.recording) / "spool")
@@ -197,7 +200,7 @@ class KeeperLive:
             counts=None if self._settler is None else self._settler.counts.copy(),
             settling=None if self._settler is None else self._settler.settling.copy(),
             gpus={uuid: self._recent.index(uuid) for uuid in self._recent.active_gpus(now)},
-            sampled=self._recent.values(now),
+            sampled=self._with_itself(self._recent.values(now)),
             runs=self._recent.runs.copy(),
             newest_ns=self._recent.newest_ns,
             answers={} if served is None else dict(served.answers),
@@ -208,6 +211,16 @@ class KeeperLive:
             if served is None or self._web_config is None
             else served.reload_failed,
         )
+
+    def _with_itself(self, values: Values) -> Values:
+        """Add what the keeper costs: its own rows go into segments and are not in the spool."""
+        part = ("keeper",)
+        cpu = self._clock.process_cpu_ns() / NS_PER_S
+        values.setdefault("whyidle_agent_cpu_seconds", {})[part] = cpu
+        rss = resident_bytes(self._host)
+        if rss is not None:
+            values.setdefault("whyidle_agent_resident_memory_bytes", {})[part] = float(rss)
+        return values
 
 
 def _ledger(options: argparse.Namespace, identity: Identity, host: Host) -> Ledger:
