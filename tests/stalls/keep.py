@@ -16,6 +16,7 @@ from typing import Any
 from stalls.run import Options, end_on_sigterm, run
 from stalls.scenario import kinds, load, strengths
 from whyidle.parquet import export
+from whyidle.redact import Redaction
 from whyidle.store import Recording
 
 # The most that a fixture may take: fifteen seconds are about a third of it.
@@ -47,7 +48,7 @@ def keep(
         with Recording([work / "recording"]) as recording:
             if recording.damaged:
                 raise RuntimeError(f"{kind}: damaged: {recording.damaged[0]}")
-            export(recording, work / "parquet")
+            export(recording, work / "parquet", Redaction())
         size = sum(path.stat().st_size for path in (work / "parquet").rglob("*.parquet"))
         if size > BYTES_MAX:
             raise RuntimeError(f"{kind}: {size} bytes are more than {BYTES_MAX}")

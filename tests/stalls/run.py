@@ -87,7 +87,7 @@ def _truth(
         "allowed": list(scenario.allowed),
         "probe": options.probe,
         "setup": dataclasses.asdict(scenario.setup),
-        "machine": {"cpus": os.cpu_count(), "kernel": platform.release()},
+        "machine": {"cpus": os.cpu_count(), "kernel": ".".join(platform.release().split(".")[:2])},
         "baseline": baseline or None,
         "windows": accounts,
         "workers": [one.marks["workers"] for one in ran.runs],

@@ -159,7 +159,7 @@ def charge(
             {
                 (cause, subcause): ns / 1e9
                 for cause, subcause, ns in recording.con.execute(
-                    _CHARGED, [stretch[name] for name in ("uuid", "begin_ns", "end_ns")]
+                    _CHARGED, [stretch[name] for name in ("rank", "begin_ns", "end_ns")]
                 ).fetchall()
             }
             for stretch in stretches
@@ -171,7 +171,7 @@ _CHARGED = f"""
         SELECT window_id, cause, subcause, ns FROM grants
         UNION ALL SELECT window_id, '{UNATTRIBUTED}', subcause, ns FROM leftovers
     ) JOIN evidence USING (window_id)
-    WHERE uuid = $1 AND (t0_ns + t1_ns) // 2 >= $2 AND (t0_ns + t1_ns) // 2 < $3
+    WHERE gpu = $1 AND (t0_ns + t1_ns) // 2 >= $2 AND (t0_ns + t1_ns) // 2 < $3
     GROUP BY ALL
 """
 
