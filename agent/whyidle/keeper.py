@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,11 @@ import duckdb
 from whyidle.clock import NS_PER_S, Clock, SystemClock
 from whyidle.host import Host, LiveHost
 from whyidle.layout import PART, PIECE, SEGMENT, Identity, files
+from whyidle.merge import merge_into, newest_schema
 from whyidle.sampler import resident_bytes
-from whyidle.schema import TABLES, VERSION, AgentSelf
+from whyidle.schema import VERSION, AgentSelf
 from whyidle.segment import (
     attach,
-    columns_of,
-    connect,
     first_line,
     insert_piece,
     merged_name,
@@ -33,7 +32,6 @@ from whyidle.segment import (
     verify,
 )
 from whyidle.spool_read import NewerSchemaError, UnreadableError, piece_of, read_piece
-from whyidle.table import Table, identifier, table_of
 
 DAMAGED = ".damaged"
 HOUR_MS = 3_600_000
@@ -189,9 +187,9 @@ class Keeper:
     def _merge(self, folder: Path, group: Sequence[Path]) -> None:
         target = folder / merged_name(group[0], group[-1])
         try:
-            if _newest_schema(group) > VERSION:
+            if newest_schema(group) > VERSION:
                 return  # merging would lose columns that are not known here
-            self._merge_into(target, group)
+            merge_into(target, self._identity_of(folder), group)
         except duckdb.Error as error:
             damaged = {path: why for path in group if (why := verify(path)) is not None}
             if not damaged:
@@ -204,22 +202,6 @@ class Keeper:
         for path in group:
             if path != target:
                 path.unlink()
-
-    def _merge_into(self, target: Path, group: Sequence[Path]) -> None:
-        identity = self._identity_of(target.parent)
-        with new_segment(target, identity, merged=True) as con:
-            held: list[tuple[str, Mapping[str, Sequence[str]]]] = []
-            for number, path in enumerate(group):
-                catalog = f"old{number}"
-                attach(con, path, catalog)
-                held.append((catalog, columns_of(con, catalog)))
-            for row in TABLES:
-                spec = table_of(row)
-                parts = [_select(spec, catalog, tables.get(spec.name)) for catalog, tables in held]
-                chosen = " UNION ALL ".join(part for part in parts if part)
-                if chosen:
-                    con.execute(f"INSERT INTO seg.{identifier(spec.name)} {chosen}")
-                    con.execute("CHECKPOINT seg")  # what is written leaves memory
 
     def _identity_of(self, folder: Path) -> Identity:
         """Return the identity of a boot's folder: ours, or what its segments say."""
@@ -246,27 +228,6 @@ class Keeper:
             written_bytes=self.written_bytes,
             rows_lost=0,
         )
-
-
-def _select(spec: Table, catalog: str, held: Sequence[str] | None) -> str:
-    """Return the query of a table in today's columns; '' where an older segment has it not."""
-    if not held:
-        return ""
-    columns = ", ".join(
-        identifier(column.name) if column.name in held else f"NULL::{column.type}"
-        for column in spec.columns
-    )
-    return f"SELECT {columns} FROM {catalog}.{identifier(spec.name)}"
-
-
-def _newest_schema(group: Sequence[Path]) -> int:
-    con = connect()
-    try:
-        for number, path in enumerate(group):
-            attach(con, path, f"old{number}")
-        return max(read_info(con, f"old{number}").schema_version for number in range(len(group)))
-    finally:
-        con.close()
 
 
 def _tidy(folder: Path) -> None:

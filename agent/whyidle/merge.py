@@ -1,0 +1,133 @@
+"""Puts the segments of an hour together, sorted by what their rows are about.
+
+Readings of one GPU, process or port that follow each other differ little, and DuckDB stores small
+differences in few bits: sorted by key, then time, rows take two thirds of what they take in the
+order in which they came. Sorting needs all rows in memory, so that a big table is sorted range by
+range of its first key.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from whyidle.layout import Identity
+from whyidle.schema import TABLES
+from whyidle.segment import attach, columns_of, connect, new_segment, read_info
+from whyidle.table import Table, identifier, table_of
+
+# What is sorted at a time, as plain 8-byte values; DuckDB takes about three times that for it.
+SORT_BYTES = 8 << 20
+
+
+def newest_schema(group: Sequence[Path]) -> int:
+    """Return the newest version among segments; raises duckdb.Error, ValueError."""
+    con = connect()
+    try:
+        for number, path in enumerate(group):
+            attach(con, path, f"old{number}")
+        return max(read_info(con, f"old{number}").schema_version for number in range(len(group)))
+    finally:
+        con.close()
+
+
+def merge_into(target: Path, identity: Identity, group: Sequence[Path]) -> None:
+    """Make one segment of several; it appears whole or not at all. Raises duckdb.Error, OSError."""
+    with new_segment(target, identity, merged=True) as con:
+        held: list[tuple[str, Mapping[str, Sequence[str]]]] = []
+        for number, path in enumerate(group):
+            catalog = f"old{number}"
+            attach(con, path, catalog)
+            held.append((catalog, columns_of(con, catalog)))
+        for row in TABLES:
+            spec = table_of(row)
+            parts = [_select(spec, catalog, tables.get(spec.name)) for catalog, tables in held]
+            chosen = " UNION ALL ".join(part for part in parts if part)
+            if chosen:
+                _copy(con, spec, chosen)
+
+
+def _select(spec: Table, catalog: str, held: Sequence[str] | None) -> str:
+    """Return the query of a table in today's columns; '' where an older segment has it not."""
+    if not held:
+        return ""
+    columns = ", ".join(
+        identifier(column.name)
+        if column.name in held
+        else f"NULL::{column.type} AS {identifier(column.name)}"
+        for column in spec.columns
+    )
+    return f"SELECT {columns} FROM {catalog}.{identifier(spec.name)}"
+
+
+def _copy(con: duckdb.DuckDBPyConnection, spec: Table, source: str) -> None:
+    into = f"INSERT INTO seg.{identifier(spec.name)}"
+    keys = [column.name for column in spec.columns if column.kind == "key"]
+    keys.sort(key=lambda name: name == "mono_ns")  # time last, the others as declared
+    order = ", ".join(f"{identifier(name)} NULLS FIRST" for name in keys)
+    for part in _parts(con, spec, keys[0], source):
+        chosen = f"SELECT * FROM ({source}) {part.where}"
+        try:
+            con.execute(f"{into} {chosen} ORDER BY {order}", part.values)
+        except duckdb.OutOfMemoryException:
+            # It takes more room then, which is better than not at all.
+            con.execute(f"{into} {chosen}", part.values)
+        con.execute("CHECKPOINT seg")  # what is written leaves memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows that are sorted at a time: an SQL condition and its parameters."""
+
+    where: str = ""
+    values: Sequence[object] = ()
+
+
+def _parts(con: duckdb.DuckDBPyConnection, spec: Table, key: str, source: str) -> Iterator[_Part]:
+    """Yield parts of a table in the order of `key`, each small enough to be sorted in memory."""
+    limit = SORT_BYTES // (8 * len(spec.columns))
+    rows = _one(con, f"SELECT count(*) FROM ({source})", ())[0]
+    if rows <= limit:
+        yield from [_Part()] if rows else []
+        return
+    name = identifier(key)
+    if key == "mono_ns":
+        yield from _spans(con, source, _Part("WHERE true"), rows, limit)
+        return
+    yield _Part(f"WHERE {name} IS NULL")
+    counts = con.execute(
+        f"SELECT {name}, count(*) FROM ({source}) WHERE {name} IS NOT NULL GROUP BY 1 ORDER BY 1"
+    ).fetchall()
+    while counts:
+        first, total = counts[0]
+        taken = 1
+        while taken < len(counts) and total + counts[taken][1] <= limit:
+            total += counts[taken][1]
+            taken += 1
+        part = _Part(f"WHERE {name} BETWEEN ? AND ?", (first, counts[taken - 1][0]))
+        yield from [part] if total <= limit else _spans(con, source, part, total, limit)
+        counts = counts[taken:]
+
+
+def _spans(
+    con: duckdb.DuckDBPyConnection, source: str, part: _Part, rows: int, limit: int
+) -> Iterator[_Part]:
+    """Yield a part cut by time into as many pieces as it takes."""
+    first, last = _one(
+        con, f"SELECT min(mono_ns), max(mono_ns) FROM ({source}) {part.where}", part.values
+    )
+    pieces = -(-rows // limit)
+    edges = [first + (last + 1 - first) * piece // pieces for piece in range(pieces + 1)]
+    for begin, end in itertools.pairwise(edges):
+        where = f"{part.where} AND mono_ns >= ? AND mono_ns < ?"
+        yield _Part(where, (*part.values, begin, end))
+
+
+def _one(con: duckdb.DuckDBPyConnection, query: str, values: Sequence[object]) -> tuple[int, ...]:
+    found = con.execute(query, values).fetchone()
+    assert found is not None
+    return found
