@@ -281,3 +281,14 @@ def test_hostile_names_cannot_steer_a_terminal() -> None:
     said = cases.hostile().headline
     assert said.isprintable()
     assert "\u202e" not in said
+
+
+def test_the_mount_that_data_comes_from_is_named() -> None:
+    run = waiting_run({1: 3.0}, cause=("storage", "nfs_read"))
+    mount: dict[str, object] = {"read_mount": "/mnt/data\x1b[2J"}
+    told = finding(
+        "nfs_read", "storage", "nfs_read", 3.0, title="", says="", advice="", evidence=mount
+    )
+    found = diagnosis(run.gpus, run.ledger, [told]).headline
+    assert "because data came slowly over NFS, /mnt/data" in found
+    assert "\x1b" not in found

@@ -13,12 +13,21 @@ from whyidle_rules.diagnosis import Finding, GpuLedger, LedgerRow, RootCause, Ru
 from whyidle_rules.report.places import cluster, waiting
 from whyidle_rules.report.roots import RootGroup, group_roots, is_sure
 from whyidle_rules.report.rounding import Figures, figures
-from whyidle_rules.report.words import as_number, clause, gpu_time, percent, title_inside
+from whyidle_rules.report.words import (
+    as_number,
+    clause,
+    clean,
+    gpu_time,
+    percent,
+    shorten,
+    title_inside,
+)
 
 # Under this share of idle time a job is healthy, and naming a cause would send people after noise.
 BUSY_RATIO = 0.02
 # From this share of the idle time on, the missing cause is the news.
 _MOSTLY_UNKNOWN_RATIO = 0.5
+_MOUNT_CHARS = 40
 # An unknown part of this share of the idle time belongs beside the biggest known cause.
 _MENTION_RATIO = 0.2
 # A known cause of this share of all GPU time belongs beside a mostly unknown rest.
@@ -116,7 +125,8 @@ def _cause(
 ) -> str:
     """Say why, and on whom it arose; as waiting for a rank where others mostly waited for it."""
     probably = "" if _is_sure(group, findings) else "probably "
-    because = f"because {clause(group.cause, group.subcause)} ({title_inside(group.cause)})"
+    source = _source(group, findings)
+    because = f"because {clause(group.cause, group.subcause)}{source} ({title_inside(group.cause)})"
     where = cluster(gpus).place(group)
     if where:
         where = f" on {where}" if group.is_only_there else f", mostly on {where}"
@@ -133,6 +143,16 @@ def _cause(
             late = f"{found.pronoun} late{comma}{probably}{part}{because}"
             return f": {found.sentence}, {late.replace('because a rank ', 'because it ')}"
     return f", {_extent(group, totals)} {probably}{because}{where}"
+
+
+def _source(group: RootGroup, findings: Sequence[Finding]) -> str:
+    """Say where the data lies, if that is known: ", /data"."""
+    for finding in findings:
+        mount = finding.evidence.get("read_mount")
+        same = (finding.cause, finding.subcause) == (group.cause, group.subcause)
+        if same and isinstance(mount, str) and mount:
+            return f", {shorten(clean(mount), _MOUNT_CHARS)}"
+    return ""
 
 
 def _is_sure(group: RootGroup, findings: Sequence[Finding]) -> bool:
