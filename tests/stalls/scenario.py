@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parent
 Place = Literal["cached", "device", "fuse"]
 Sync = Literal["step", "lag", "free"]
 Style = Literal["ddp", "fsdp", "pipeline"]
+Loader = Literal["torch", "threads"]
 Role = Literal["stall", "mixture", "confuser", "control"]
 
 
@@ -26,11 +27,13 @@ Role = Literal["stall", "mixture", "confuser", "control"]
 class Setup:
     """A job and its surroundings.
 
+    `loader`: torch's DataLoader, or threads of the trainer's own, as many as `workers`.
     `sync`: the host waits for each step, for the step before, or runs up to four ahead. Places:
     `cached` is an ordinary disk with its page cache warm, `device` a block device of its own, read
     past the cache, `fuse` a file system that answers after `delays`.
     """
 
+    loader: Loader = "torch"
     workers: int = 2
     samples: int = 4
     prefetch: int = 2

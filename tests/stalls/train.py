@@ -13,9 +13,11 @@ import hashlib
 import importlib
 import json
 import os
+import queue
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,28 @@ def stream_of(samples: Samples) -> Any:
     return Stream()
 
 
+class Threads:
+    """Batches loaded by threads of the trainer itself, as many a home-grown loader does."""
+
+    def __init__(self, setup: Setup, samples: Samples, collate: Callable[[list[Any]], Any]) -> None:
+        self._setup, self._samples, self._collate = setup, samples, collate
+
+    def __iter__(self) -> Iterator[Any]:
+        setup = self._setup
+        ready: queue.Queue[Any] = queue.Queue(setup.workers * setup.prefetch)
+
+        def work(first: int) -> None:
+            for batch in range(first, setup.epoch_batches, setup.workers):
+                begin = batch * setup.samples
+                indices = range(begin, begin + setup.samples)
+                ready.put(self._collate([self._samples[index] for index in indices]))
+
+        for first in range(setup.workers):
+            threading.Thread(target=work, args=(first,), daemon=True).start()
+        for _ in range(setup.epoch_batches):
+            yield ready.get()
+
+
 def launch(setup: Setup, gpu: VirtualGpu, world: Group) -> None:
     """A step's kernels and collectives, but for the optimizer: forward, then backward."""
     ms = setup.step_ms * 0.9 / setup.kernels
@@ -140,6 +164,8 @@ class Trainer:
         setup = self.setup
         count = setup.epoch_batches * setup.samples
         samples = Samples(setup, folder, count, self.workers)
+        if setup.loader == "threads":
+            return Threads(setup, samples, self.collate)
         more: dict[str, Any] = {}
         if setup.workers:
             more = {"prefetch_factor": setup.prefetch, "persistent_workers": setup.persistent}
