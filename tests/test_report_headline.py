@@ -289,6 +289,6 @@ def test_the_mount_that_data_comes_from_is_named() -> None:
     told = finding(
         "nfs_read", "storage", "nfs_read", 3.0, title="", says="", advice="", evidence=mount
     )
-    found = diagnosis(run.gpus, run.ledger, [told]).headline
+    found = diagnosis(run.gpus, run.ledger, findings=[told]).headline
     assert "because data came slowly over NFS, /mnt/data" in found
     assert "\x1b" not in found
