@@ -276,25 +276,27 @@ def _share_out(
 def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certain: Truths) -> None:
     """Give out what is left of the empty time by what the launching thread did meanwhile.
 
-    While the GPU is busy the thread may sleep, as it waits for the GPU; so what ran, was ready or
-    was blocked is taken to have done so while the GPU was empty, and only the rest has slept.
+    While the GPU is busy the thread may sleep, as it waits for the GPU; so what ran or was blocked
+    is taken to have done so while the GPU was empty, and only the rest has slept. Waiting for a CPU
+    may come at any time, and would be charged to others: it counts as much as its share.
     """
     length = gpu.length[rows] / 1e9
-    left = length * (1.0 - gpu.busy[rows])
+    empty = length * (1.0 - gpu.busy[rows])
+    left = empty
     for name in (*phases.COLUMNS, "no_process_s", "shutdown_s"):
         left = left - np.nan_to_num(table.columns[name][rows])
     left = np.maximum(left, 0.0)
-    awake = main.run + main.ready + main.io
-    used = np.minimum(left, length * awake)
+    ready = left * np.minimum(1.0, main.ready * length / np.maximum(length - (empty - left), 1e-9))
+    awake = main.run + main.io
+    used = np.minimum(left - ready, length * awake)
     per = np.where(awake > 0, used / np.where(awake > 0, awake, 1.0), 0.0)
-    asleep = left - used
     writing = _writing(gpu, proc, rows)
-    unknown = np.isnan(awake) | ~certain
+    unknown = np.isnan(awake + ready) | ~certain
     parts = {
         "main_run_s": per * main.run,
-        "main_ready_s": per * main.ready,
+        "main_ready_s": ready,
         "main_blocked_s": per * main.io,
-        "main_asleep_s": asleep,
+        "main_asleep_s": left - ready - used,
     }
     # Who writes in bulk and sleeps meanwhile waits for what it writes.
     bulk = parts["main_run_s"] + parts["main_blocked_s"] + parts["main_asleep_s"]
