@@ -196,30 +196,31 @@ def _run(
     filled: Filled,
     sums: Mapping[_GpuKey, Mapping[str, Any]],
 ) -> Run:
-    """Times are wall time, ns since 1970; of a machine without a clock table, monotonic time."""
+    """Times are wall time, ns since 1970; without any clock reading, monotonic time."""
     offsets = wall_offsets(con)
-    begins = [int(g.t0[0]) + offsets.get((g.node, g.boot_id), 0) for g in filled.gpus]
-    ends = [int(g.t1[-1]) + offsets.get((g.node, g.boot_id), 0) for g in filled.gpus]
+    dated = [gpu for gpu in filled.gpus if gpu.machine in offsets] or filled.gpus
+    begins = [int(gpu.t0[0]) + offsets.get(gpu.machine, 0) for gpu in dated]
+    ends = [int(gpu.t1[-1]) + offsets.get(gpu.machine, 0) for gpu in dated]
     ranks = sorted({rank for s in sums.values() if (rank := _whole(s["rank"])) is not None})
     world = [w for s in sums.values() if (w := _whole(s["world_size"])) is not None]
-    job = {"world_size": max(world), "ranks": ranks} if world or ranks else None
+    job = {"world_size": max(world), "ranks": ranks} if world else None
     return Run(
         source=list(sources),
         kind="recording",
         begin_ns=min(begins, default=None),
         end_ns=max(ends, default=None),
         nodes=sorted({gpu.node for gpu in filled.gpus}),
-        job=job if world else None,
+        job=job,
     )
 
 
 def _quality(con: duckdb.DuckDBPyConnection, filled: Filled) -> Quality:
-    missed = con.execute("SELECT sum(missed)::BIGINT FROM tick").fetchone()
+    missed = con.execute("SELECT sum(missed) FROM tick").fetchone()
     error = con.execute("SELECT max(wall_error_ns) FROM clock WHERE synchronised").fetchone()
     cost = con.execute(
         "SELECT avg(ratio) FROM (SELECT node, sum(grown) / max(length) AS ratio FROM"
-        " (SELECT node, part, pid, (max(cpu_ns) - min(cpu_ns))::DOUBLE AS grown,"
-        "   (max(mono_ns) - min(mono_ns))::DOUBLE AS length FROM agent_self GROUP BY ALL)"
+        " (SELECT node, part, pid, max(cpu_ns)::DOUBLE - min(cpu_ns) AS grown,"
+        "   max(mono_ns)::DOUBLE - min(mono_ns) AS length FROM agent_self GROUP BY ALL)"
         " WHERE length > 0 GROUP BY node)"
     ).fetchone()
     return Quality(

@@ -204,7 +204,7 @@ def load(
     )
     refaults = fetch(
         con,
-        "SELECT mono_ns, (refault_file_pages * coalesce(page_bytes, 4096))::DOUBLE AS bytes"
+        "SELECT mono_ns, refault_file_pages::DOUBLE * coalesce(page_bytes, 4096) AS bytes"
         f" FROM vmstat WHERE {where} ORDER BY mono_ns",
         at,
     )
