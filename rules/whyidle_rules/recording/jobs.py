@@ -184,21 +184,28 @@ def fill_causes(
     con: duckdb.DuckDBPyConnection, job: Job, waits: Waits, parts: Sequence[slice]
 ) -> None:
     """Add up each member's seconds by cause and bin: idle ones as charged, and working."""
-    size = job.spin.shape[1]
     for row, number in enumerate(job.members):
         part = parts[number]
-        charged = fetch(
-            con,
-            "SELECT window_id, cause, subcause, sum(ns)::DOUBLE / 1e9 AS s FROM (SELECT window_id,"
-            " cause, subcause, ns FROM grants WHERE pool = 'empty' UNION ALL SELECT window_id,"
-            f" '{UNATTRIBUTED}', subcause, ns FROM leftovers WHERE pool = 'empty')"
-            " WHERE window_id >= $first AND window_id < $end GROUP BY ALL ORDER BY ALL",
-            {"first": part.start, "end": part.stop},
+        con.register(
+            "whyidle_bins",
+            {
+                "window_id": np.arange(part.start, part.stop, dtype=np.int64),
+                "bin": waits.bins[number] - job.first_bin,
+            },
         )
-        for (cause, subcause), own in charged.groups("cause", "subcause").items():
-            at = waits.bins[number][own["window_id"].astype(np.int64) - part.start] - job.first_bin
+        try:
+            charged = con.execute(
+                "SELECT cause, subcause, list(bin), list(s) FROM (SELECT c.cause, c.subcause,"
+                " b.bin, sum(c.ns)::DOUBLE / 1e9 AS s FROM (SELECT window_id, cause, subcause, ns"
+                " FROM grants WHERE pool = 'empty' UNION ALL SELECT window_id,"
+                f" '{UNATTRIBUTED}', subcause, ns FROM leftovers WHERE pool = 'empty') c"
+                " JOIN whyidle_bins b USING (window_id) GROUP BY ALL) GROUP BY ALL ORDER BY ALL"
+            ).fetchall()
+        finally:
+            con.unregister("whyidle_bins")
+        for cause, subcause, at, seconds in charged:
             into = job.causes.setdefault((cause, subcause), np.zeros_like(job.spin))
-            into[row] += np.bincount(at, weights=own["s"], minlength=size)
+            into[row, np.array(at, dtype=np.int64)] += np.array(seconds)
     job.causes[SLOW] = job.working
 
 
