@@ -17,6 +17,15 @@ Grade = Literal["measured", "observed", "inferred"]
 Owner = Literal["application", "infrastructure", "hardware", "config"]
 Value = float | int | str | None
 
+# How far around its window a column of evidence reaches, unless a rule says that it needs more.
+LOOKBACK_S = 15.0
+LOOKAHEAD_S = 10.0
+# While a node records a second is charged once, from the minute before it and little after.
+LOOKBACK_MOST_S = 60.0
+LOOKAHEAD_MOST_S = 10.0
+# Columns that tell of a longer time than their window, which a rule on them has to look back at.
+LONG_COLUMNS: tuple[str, ...] = ("gap_s",)
+
 # Columns that every window has, so that no rule has to list them under `needs`.
 ALWAYS: tuple[str, ...] = ("d_s", "working_s", "empty_s", "spinning_s")
 
@@ -46,7 +55,8 @@ class Rule:
     `needs` are the columns that must be known, `lacks` those that must be unknown: a rule with
     `lacks` is the coarser answer of its cause where the finer one was not recorded, and claims what
     the finer rules would claim together. Exactly one of `claim` and `share` is set: a `claim` in
-    groups without a witness, a `share` (0 to 1 of the witness) in groups with one.
+    groups without a witness, a `share` (0 to 1 of the witness) in groups with one. `lookback_s` and
+    `lookahead_s` are how far around a window its evidence may reach while a node records.
     """
 
     id: str
@@ -68,6 +78,8 @@ class Rule:
     refs: tuple[str, ...]
     cases: tuple[Case, ...]
     file: str
+    lookback_s: float = LOOKBACK_S
+    lookahead_s: float = LOOKAHEAD_S
 
     @property
     def amount(self) -> Expression:

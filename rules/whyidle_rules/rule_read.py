@@ -12,7 +12,18 @@ from whyidle import causes
 from whyidle_rules import evidence, groups, says
 from whyidle_rules.expression import Expression, Kind, column_kind
 from whyidle_rules.expression_parser import ExpressionError, parse
-from whyidle_rules.rule import ALWAYS, Grade, Owner, Param, Rule
+from whyidle_rules.rule import (
+    ALWAYS,
+    LONG_COLUMNS,
+    LOOKAHEAD_MOST_S,
+    LOOKAHEAD_S,
+    LOOKBACK_MOST_S,
+    LOOKBACK_S,
+    Grade,
+    Owner,
+    Param,
+    Rule,
+)
 from whyidle_rules.rule_cases import read_cases
 from whyidle_rules.rule_fields import Reader
 from whyidle_rules.rule_yaml import RuleError, YamlNode, parse_yaml, place
@@ -32,7 +43,7 @@ _REQUIRED = (
     "refs",
     "cases",
 )
-_OPTIONAL = ("lacks", "params", "when", "claim", "share")
+_OPTIONAL = ("lacks", "params", "when", "claim", "share", "lookback_s", "lookahead_s")
 # One underscore at a time: two of them separate a rule from its parameter in the query.
 _ID = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _URL = re.compile(r"https://[!-~]+")
@@ -90,6 +101,9 @@ class _RuleFile:
         self._check_amount(group)
         self._check_columns(needs, lacks, [when, claim, share])
         self._check_params(params, [when, claim, share])
+        back = self._reach("lookback_s", LOOKBACK_S, LOOKBACK_MOST_S)
+        ahead = self._reach("lookahead_s", LOOKAHEAD_S, LOOKAHEAD_MOST_S)
+        self._check_reach(back, [when, claim, share])
         says_text = self._says(params)
         refs = self._refs()
         cases = read_cases(reader, fields["cases"]) if "cases" in fields else ()
@@ -115,6 +129,8 @@ class _RuleFile:
             refs=refs,
             cases=cases,
             file=str(path),
+            lookback_s=back,
+            lookahead_s=ahead,
         )
         at = fields.get("lacks", self._root)
         return Loaded(rule=rule, lacks_line=at.line, lacks_column=at.column)
@@ -226,6 +242,23 @@ class _RuleFile:
         for param in params:
             if param.name not in named and not self._reader.problems:
                 self._reader.wrong(self._fields["params"], f"no expression uses ${param.name}")
+
+    def _reach(self, name: str, default: float, most: float) -> float:
+        """Return how far a rule looks around a window, in seconds."""
+        if name not in self._fields:
+            return default
+        node = self._fields[name]
+        value = self._reader.number(node, name)
+        if value is not None and not 0 <= value <= most:
+            self._reader.wrong(node, f"`{name}` is at most {most:g}: live counters wait no longer")
+        return default if value is None else float(value)
+
+    def _check_reach(self, back_s: float, used: list[Expression | None]) -> None:
+        columns = {column for one in used if one is not None for column in one.columns}
+        for name in LONG_COLUMNS:
+            if name in columns and back_s < LOOKBACK_MOST_S:
+                message = f"`{name}` is told from a minute: add `lookback_s: {LOOKBACK_MOST_S:g}`"
+                self._reader.wrong(self._fields.get("lookback_s", self._root), message)
 
     def _says(self, params: tuple[Param, ...]) -> str | None:
         text = self._text("says")

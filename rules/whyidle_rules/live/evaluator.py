@@ -36,18 +36,23 @@ _UNATTRIBUTED = "unattributed"
 class RuleEvaluator:
     """Evaluates compiled rules on one node's part of a recording; an `Evaluator` of the keeper."""
 
-    __slots__ = ("_folder", "_limit_s", "_rules")
+    __slots__ = ("_ahead_ns", "_back_ns", "_folder", "_limit_s", "_rules")
 
     def __init__(
         self, around: Around, rules: Sequence[Rule], *, limit_s: float = TIME_LIMIT_S
     ) -> None:
         self._folder = around.identity.folder(around.recording)
         self._rules = tuple(rules)
+        back_s = max((rule.lookback_s for rule in self._rules), default=0.0)
+        ahead_s = max((rule.lookahead_s for rule in self._rules), default=0.0)
+        # Rules that were not read from files may ask for more than there is to be had.
+        self._back_ns = min(int(back_s * NS_PER_S), LOOKBACK_NS)
+        self._ahead_ns = min(int(ahead_s * NS_PER_S), LOOKAHEAD_NS)
         self._limit_s = limit_s
 
     def evaluate(self, begin_ns: int, end_ns: int) -> Evaluation:
         """Charge what ends in (begin_ns, end_ns]. Raises duckdb.Error, OSError or UserError."""
-        since, until = begin_ns - LOOKBACK_NS, end_ns + LOOKAHEAD_NS
+        since, until = begin_ns - self._back_ns, end_ns + self._ahead_ns
         paths = recent(self._folder, since - RARE_NS)
         if not paths:
             return Evaluation()
