@@ -42,6 +42,7 @@ _SETATTR = struct.Struct("<IIQQQQQQIIIIIIII")
 _ASYNC_READ, _BIG_WRITES, _PARALLEL_LOOKUPS = 1 << 0, 1 << 5, 1 << 18
 _SIZE_VALID, _MODE_VALID = 1 << 3, 1 << 0
 _ROOT = 1
+_CAP_SYS_ADMIN = 21
 Handler = Callable[[int, bytes], bytes]
 
 
@@ -250,10 +251,17 @@ class SlowFs:
         self._process.stdin.flush()
 
 
+def privileged() -> bool:
+    """Whether this process is root and has CAP_SYS_ADMIN; root in a container mostly has not."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    return os.geteuid() == 0 and bool(effective >> _CAP_SYS_ADMIN & 1)
+
+
 def usable() -> str | None:
     """None where such a file system can be mounted, else why not."""
-    if os.geteuid() != 0:
-        return "mounting a FUSE file system needs root"
+    if not privileged():
+        return "mounting a FUSE file system needs root and CAP_SYS_ADMIN"
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as error:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuse_fs import SlowFs, slow_fs
+from fuse_fs import SlowFs, privileged, slow_fs
 from fuse_fs import usable as fuse_usable
 from stalls.scenario import Setup
 
@@ -45,16 +45,16 @@ class Ground:
 def problem(setup: Setup) -> str | None:
     """None if this machine can inject it, else why not."""
     setup = setup.of_rank(setup.ranks - 1)
-    if os.geteuid() != 0:
-        return "injecting stalls needs root"
+    if not privileged():
+        return "injecting stalls needs root and CAP_SYS_ADMIN"
     if "fuse" in setup.places and (why := fuse_usable()):
         return why
-    if "device" in setup.places and not _controller("blkio", "io").is_dir():
-        return "no cgroup controller for block I/O"
+    if _limits(setup) and not os.access(_controller("blkio", "io"), os.W_OK):
+        return "no cgroup controller for block I/O that we may use"
     if "device" in setup.places and not Path("/dev/loop-control").exists():
         return "no loop devices"
-    if setup.quota_cpus and not _controller("cpu", "cpu").is_dir():
-        return "no cgroup controller for CPU time"
+    if setup.quota_cpus and not os.access(_controller("cpu", "cpu"), os.W_OK):
+        return "no cgroup controller for CPU time that we may use"
     if setup.affinity and not set(setup.affinity) <= os.sched_getaffinity(0):
         return f"CPUs {setup.affinity} are not ours to use"
     return None
