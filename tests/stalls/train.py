@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import whyidle_probe
 from stalls.marks import Marks, WorkerMarks
 from stalls.scenario import Setup
 from vgpu.client import Event, Group, VirtualGpu, connect
@@ -184,6 +185,8 @@ class Trainer:
 
     def begin(self, folder: Path) -> None:
         """What a job does before its first step."""
+        if self.setup.style == "pipeline":  # a schedule of its own: torch's tells by itself
+            whyidle_probe.pipeline(self.rank, self.size, self.setup.kernels // 2, "gpipe")
         if self.setup.list_files:
             with self.marks.phase("list"):
                 for index in range(self.setup.list_files):
