@@ -152,6 +152,26 @@ def test_btrfs_and_overlay_are_on_the_disks_of_what_they_name(tmp_path: Path) ->
     assert (rows["/mnt"].kind, rows["/mnt"].block_device) == ("nfs", None)
 
 
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("/lustre/images/train.sqsh", "lustre"),
+        ("/images/train.sqsh", "block"),
+        ("/dev/shm/train.sqsh (deleted)", "block"),
+    ],
+)
+def test_an_image_is_of_the_kind_of_what_it_lies_on(tmp_path: Path, file: str, kind: str) -> None:
+    disk(tmp_path, "7:3", "sys/devices/virtual/block/loop3")
+    write(tmp_path, {"sys/devices/virtual/block/loop3/loop/backing_file": file + "\n"})
+    rows = rows_of(
+        tmp_path,
+        ROOT + "\n63 40 0:52 / /lustre rw - lustre 10.2.0.1@o2ib:/fs rw\n"
+        "64 40 0:23 / /dev/shm rw - tmpfs tmpfs rw\n"
+        "70 40 7:3 / /data ro - squashfs /dev/loop3 ro\n",
+    )
+    assert (rows["/data"].kind, rows["/data"].block_device) == (kind, "loop3")
+
+
 def test_a_disk_that_sysfs_does_not_show_is_unknown(tmp_path: Path) -> None:
     row = rows_of(tmp_path, ROOT + "\n")["/"]
     assert (row.kind, row.block_device, row.nvme_transport) == ("block", None, None)

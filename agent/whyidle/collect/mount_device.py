@@ -16,6 +16,7 @@ from whyidle.host import Host
 _DEPTH_LIMIT = 8
 _NVME_DISK = re.compile(r"nvme\d+(c\d+)?n\d+")
 _CONTROLLER = re.compile(r"nvme\d+")
+_LOOP = re.compile(r"loop\d+")
 _FABRICS = frozenset({"tcp", "rdma", "fc", "loop"})
 
 
@@ -52,6 +53,11 @@ def disks_of(host: Host, device: str, source: str) -> Disks:
     transports: set[str] = set()
     _descend(host, place, names, transports, _DEPTH_LIMIT)
     return Disks(names=tuple(sorted(names)), transports=tuple(sorted(transports)))
+
+
+def backing_file(host: Host, disk: str) -> str | None:
+    """Return the file that a loop device is made of; None for any other disk."""
+    return _text(host, f"sys/class/block/{disk}/loop/backing_file") if _LOOP.match(disk) else None
 
 
 def _device_name(host: Host, source: str) -> str:

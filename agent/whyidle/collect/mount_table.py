@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Problem
-from whyidle.collect.mount_device import NO_DISKS, Disks, disks_of
+from whyidle.collect.mount_device import NO_DISKS, Disks, backing_file, disks_of
 from whyidle.collect.mount_text import MountText, parse
 from whyidle.host import Host
 
 OWN = "self"
 # Arrays and paths below a mount change rarely: looked at again this often.
 _DISKS_EVERY_NS = 60 * NS_PER_S
+# Where an image is as near as a disk of this machine.
+_LOCAL = frozenset({"block", "overlay", "tmpfs", "other"})
 # Texts that are kept parsed; more namespaces than this share nothing and are parsed each time.
 _TEXTS_LIMIT = 64
 
@@ -80,7 +82,7 @@ class MountTable:
         mounts = [item for item in found if isinstance(item, MountText)]
         # The directories of an overlay are named as the host sees them, not its container.
         hosts = self._texts.get(self._own) if data != self._own else None
-        around = mounts if hosts is None else hosts.places.values()
+        around = mounts if hosts is None else [*hosts.places.values()]
         places = {mount.mount_id: self._place(host, mount, around) for mount in mounts}
         problems = tuple(item for item in found if isinstance(item, Problem))
         return Mounts(places=places, problems=problems)
@@ -91,18 +93,30 @@ class MountTable:
             holder = holder_of(mount.below, around)
             if holder is not None and holder.fs_type != "overlay":
                 disks = self._below(host, holder.device, holder.source)
-        nvmeof = mount.kind == "block" and disks.is_nvmeof
         return Place(
             mount_id=mount.mount_id,
             device=mount.device,
             fs_type=mount.fs_type,
-            kind="nvmeof" if nvmeof else mount.kind,
+            kind=self._kind(host, mount, disks, around),
             source=mount.source,
             mount_point=mount.mount_point,
             root=mount.root,
             block_device=",".join(disks.names) or None,
             nvme_transport=",".join(disks.transports) or None,
         )
+
+    def _kind(
+        self, host: Host, mount: MountText, disks: Disks, around: Iterable[MountText | Place]
+    ) -> str:
+        """Return the kind of a mount, by what its disks are reached over or made of."""
+        if mount.kind != "block":
+            return mount.kind
+        if disks.is_nvmeof:
+            return "nvmeof"
+        # An image on a network file system, as containers and data sets on clusters often are.
+        file = backing_file(host, disks.names[0]) if len(disks.names) == 1 else None
+        holder = None if file is None else holder_of(file, around)
+        return mount.kind if holder is None or holder.kind in _LOCAL else holder.kind
 
     def _below(self, host: Host, device: str, source: str) -> Disks:
         if device.startswith("0:") and not source.startswith("/dev/"):

@@ -19,14 +19,15 @@ class Mount:
     fs_type: str = label("Type of the kernel, such as ext4, nfs4 or fuse.gcsfuse.")
     kind: str = label(
         "block, nvmeof, nfs, lustre, beegfs, gpfs, ceph, weka, smb, fuse, object, tmpfs, overlay "
-        "or other; object is FUSE in front of an object store."
+        "or other; object is FUSE in front of an object store; an image has the kind of what its "
+        "file lies on."
     )
     source: str = label("What is mounted; passwords and keys in it are replaced by ***.")
     mount_point: str = label("Where, as its users see it.")
     root: str = label("Directory of the file system that is mounted there; not / for a bind.")
     block_device: str | None = label(
         "Whole disks below, through partitions, dm and md, comma-separated; for an overlay those "
-        "of its upper directory."
+        "of its first directory."
     )
     nvme_transport: str | None = label("pcie, tcp, rdma, fc ... of those disks; NULL if no NVMe.")
     own_namespace: bool = gauge("Whether the agent sees it; else only processes of a job do.")
