@@ -52,6 +52,7 @@ CAUSES: tuple[Cause, ...] = (
             "few_workers": "too few DataLoader workers were started for the CPUs at hand",
             "affinity": "the trainer and its workers were pinned to too few CPUs",
             "cgroup_throttle": "the CPU quota of the cgroup was used up",
+            "worker_start": "DataLoader workers were started or joined at the turn of an epoch",
             "oversubscription": "more threads wanted to run than there were CPUs",
             "main_thread": "the trainer loaded its data itself, between its own steps",
             "memory_pressure": "the host was short of memory and refetched or swapped pages",

@@ -137,6 +137,10 @@ _RECORDED: tuple[Column, ...] = (
         "No counter page tells of data_wait_s: the launching thread slept, and all workers of its "
         "loader were busy.",
     ),
+    _share_of_empty(
+        "data_setup_s", "The launching thread began or ended an epoch of its DataLoader."
+    ),
+    _ratio("data_ready_ratio", "How often a batch was ready when the launching thread came."),
     _count("loaders", "DataLoaders that the launching process has told of."),
     _count("loader_workers", "Processes that load its data; 0: it loads its data itself."),
     _ratio("loader_cpu_ratio", "Share of their time on a CPU; of the wait, if it loads itself."),

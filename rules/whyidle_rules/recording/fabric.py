@@ -47,7 +47,7 @@ def load(con: duckdb.DuckDBPyConnection, node: str, boot_id: str, centres: Ints)
     links = _links(con, at)
     rdma, rdma_known = _rate(con, "rdma_traffic", "device, port", at, centres)
     tcp, tcp_known = _rate(con, "net_link", "namespace, interface", at, centres)
-    nvlink, _ = _nvlink(con, at, centres)
+    nvlink, nvlink_known = _nvlink(con, at, centres)
     transport = np.full(len(centres), None, dtype=object)
     # Of several, the slowest kind: a collective over nodes uses NVLink inside of them as well.
     transport[nvlink > CARRIES_BYTES_PER_S] = "nvlink"
@@ -62,7 +62,7 @@ def load(con: duckdb.DuckDBPyConnection, node: str, boot_id: str, centres: Ints)
         rdma_ports=links.active,
         degraded=np.full(len(centres), links.slow),
         congested=_congested(con, at, centres),
-        known=rdma_known | tcp_known,
+        known=rdma_known | tcp_known | nvlink_known,
     )
 
 

@@ -136,6 +136,8 @@ def _of_process(table: _Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) 
     else:
         _workers(table, rows, main, loader, told)
         sources = workers or [proc]
+    if told is not None:
+        table.put("data_ready_ratio", rows, told.ready(centres))
     _reads(table, known, sources, rows, centres)
     _cpus(table, known, sources, rows, centres)
     certain = dict(inside)

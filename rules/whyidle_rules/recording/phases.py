@@ -22,12 +22,15 @@ from whyidle_rules.recording.series import Array, Columns, Counter, Floats, Trut
 
 # A page is read 8 times a second, and tells at least once a second that it is still there.
 GAP_NS = 3 * NS_PER_S
+READY_HALF_NS = 2 * NS_PER_S
+READY_LEAST = 4  # arrivals
 
 WAIT = "data_wait_s"
+SETUP = "data_setup_s"
 # Kinds of events and the columns that they fill; any other phase was named by the trainer.
 _COLUMNS: Mapping[str, str] = {
     "data_wait": WAIT,
-    "data_setup": WAIT,
+    "data_setup": SETUP,
     "checkpoint_save": "checkpoint_save_s",
     "checkpoint_load": "checkpoint_load_s",
     "evaluation": "evaluation_s",
@@ -44,6 +47,7 @@ _ORDER = (
     "checkpoint_load_s",
     "compile_s",
     "logging_s",
+    SETUP,
     WAIT,
     "startup_s",
     "evaluation_s",
@@ -65,10 +69,20 @@ class Told:
     end_ns: int
     spans: Mapping[str, Ints]
     untimed: Mapping[str, Counter]
+    arrivals: Counter
+    empty_arrivals: Counter
     loaders: int
     workers: int | None
     steps: int | None
     info: Mapping[str, Any]
+
+    def ready(self, centres: Ints) -> Floats:
+        """Return how often a batch was ready when the trainer came, around each time."""
+        came, _ = self.arrivals.around(centres, READY_HALF_NS, 1)
+        nothing, told = self.empty_arrivals.around(centres, READY_HALF_NS, 1)
+        known = (told > 0) & (came >= READY_LEAST)
+        share = 1.0 - nothing / np.maximum(came, 1.0)
+        return np.asarray(np.where(known, np.clip(share, 0.0, 1.0), np.nan))
 
     def covers(self, t0: Ints, t1: Ints) -> Truths:
         """Return whether the page was read before, after, and often enough in each window."""
@@ -120,6 +134,14 @@ def load(
         at,
     ).groups("pid", "start_ns")
     loaders = _loaders(con, at)
+    queues = fetch(
+        con,
+        "SELECT pid, start_ns, mono_ns, sum(batches)::DOUBLE AS batches,"
+        " sum(empty_arrivals)::DOUBLE AS empty FROM probe_loader"
+        f" WHERE {where} AND workers > 0 AND place = 0 GROUP BY ALL"
+        " ORDER BY pid, start_ns, mono_ns",
+        at,
+    ).groups("pid", "start_ns")
     infos = {
         (int(pid), int(start)): dict(zip(_INFO, values, strict=True))
         for pid, start, *values in con.execute(
@@ -131,7 +153,7 @@ def load(
         ).fetchall()
     }
     return {
-        who: _told(rows, events.get(who), loaders.get(who, []), infos.get(who, {}))
+        who: _told(rows, events.get(who), loaders.get(who, []), queues.get(who), infos.get(who, {}))
         for who, rows in totals.items()
     }
 
@@ -163,6 +185,7 @@ def _told(
     rows: Columns,
     events: Columns | None,
     loaders: list[tuple[int | None, float]],
+    queues: Columns | None,
     info: Mapping[str, Any],
 ) -> Told:
     spans: dict[str, list[Ints]] = {}
@@ -198,11 +221,20 @@ def _told(
         end_ns=last_ns,
         spans=apart,
         untimed=_untimed(rows, known),
+        arrivals=_queue(queues, "batches"),
+        empty_arrivals=_queue(queues, "empty"),
         loaders=len(loaders),
         workers=most[0],
         steps=int(steps[-1]) if len(steps) else None,
         info=info,
     )
+
+
+def _queue(rows: Columns | None, name: str) -> Counter:
+    if rows is None:
+        return counter(np.empty(0), np.empty(0), gap_ns=GAP_NS)
+    times = rows["mono_ns"].astype(np.int64)
+    return counter(times, rows[name].astype(np.float64), gap_ns=GAP_NS)
 
 
 # Totals of a page, by the kind of event that tells the same with times, and the column they fill.

@@ -19,11 +19,14 @@ import numpy as np
 from whyidle_rules.ledger import UNATTRIBUTED
 from whyidle_rules.recording import fabric
 from whyidle_rules.recording.jobs import Job, Waits, spin_of
-from whyidle_rules.recording.series import Floats
+from whyidle_rules.recording.series import Floats, Truths
 from whyidle_rules.recording.windows import Gpu
 
 # How far back an excess may lie: a step starts with its data and ends with its collectives.
 BACK_BINS = 4
+# Collectives move bytes, in steps of seconds at most; after so long without any they hang.
+STUCK_S = 10.0
+STUCK_RATIO = 0.9
 
 
 def tell(
@@ -46,11 +49,13 @@ def tell(
         detour = (way.transport == "tcp") & (way.rdma_ports > 0)
         degraded = rdma & way.degraded
         congested = rdma & way.congested & ~degraded
+        stuck = _stuck(way, own, gpu)
+        wait, moved = np.where(stuck, 0.0, wait), np.where(stuck, 0.0, moved)
         begin = parts[number].start
         told = {
             "window_id": np.arange(begin, begin + len(at), dtype=np.int64),
             "wait": np.where(job.gone[at], wait * 0.0, wait),
-            "gone": np.where(job.gone[at], wait, wait * 0.0),
+            "gone": np.where(stuck, own, np.where(job.gone[at], wait, wait * 0.0)),
             "moved": np.where(detour | degraded | congested, moved * 0.0, moved),
             "detour": np.where(way.known, moved * detour, np.nan),
             "degraded": np.where(way.known, moved * degraded, np.nan),
@@ -64,6 +69,19 @@ def tell(
             con.execute(_TELL)
         finally:
             con.unregister("whyidle_waits")
+
+
+def _stuck(way: fabric.Fabric, own: Floats, gpu: Gpu) -> Truths:
+    """Return in which windows a GPU had only communicated for long, and no byte went anywhere."""
+    length = gpu.length / 1e9
+    nothing = np.array([kind is None for kind in way.transport], dtype=bool)
+    silent = way.known & nothing & (own >= STUCK_RATIO * length)
+    out = np.zeros(len(silent), dtype=bool)
+    edges = np.flatnonzero(np.diff(silent.astype(np.int8))) + 1
+    for part in np.split(np.arange(len(silent)), edges):
+        if len(part) and silent[part[0]] and length[part].sum() >= STUCK_S:
+            out[part] = True
+    return out
 
 
 _TELL = """
