@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from reported import REPORTS
 from whyidle import causes, config_doc, metrics_doc
 from whyidle_rules import cli, database, evidence, groups, sources
 from whyidle_rules.diagnosis import Diagnosis
@@ -199,6 +200,16 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
+def reported_table() -> str:
+    """Return what is said of each reported case, or why nothing is said yet."""
+    rows = []
+    for report in REPORTS:
+        said = f"`{report.says}`" if report.says else "nobody is blamed"
+        title = f"[{report.title}]({report.url})" if report.url else report.title
+        rows.append((report.id, title, report.not_told or said))
+    return _table(("case", "what was reported", "what is said, or why it is not told yet"), rows)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "causes": cause_table,
     "config": config_doc.markdown,
@@ -208,6 +219,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "groups": group_table,
     "json": json_example,
     "metrics": metrics_doc.markdown,
+    "reported": reported_table,
     "rules": rule_table,
     "whyidle-help": whyidle_help,
 }
