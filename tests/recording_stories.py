@@ -161,7 +161,7 @@ def eventful(*, probed: bool = True) -> list[Row]:
     """Return 55 s in which nearly everything happens, with a page or without one.
 
     0 nobody, 5 a process starts, 10 it computes and waits for data half of the time (FUSE to 15,
-    then its workers compute), 20 saves, 25 evaluates, 30 works, 31 sleeps, 35 computes on the CPU, 40 has no
+    then its workers compute), 20 saves, 25 evaluates, 30 works, 31 sleeps, 35 computes, 40 has no
     CPU for its quota, 45 the GPU works, 50 the process is gone.
     """
     half = [1.0, 1.0, 0.0, 0.0]  # two windows of work, two of waiting

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -436,17 +437,56 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", story())
     code = "import sys; from whyidle_rules.cli import diagnose_main as run; sys.exit(run())"
     query = "SELECT count(*) FROM range(100000) a, range(100000) b WHERE a.range * b.range % 7 = 3"
-    process_ = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code, str(folder), "--sql", query],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    time.sleep(4)
-    assert process_.poll() is None, "it ended before it could be interrupted"
-    process_.send_signal(signal.SIGINT)
-    out, error = process_.communicate(timeout=30)
-    assert (process_.returncode, out, error) == (130, "", "interrupted.\n")
+    ) as running:
+        try:
+            # Starting takes a second of CPU time, the query hours of it.
+            until = time.monotonic() + 60
+            while cpu_s(running.pid) < 4:
+                assert time.monotonic() < until
+                assert running.poll() is None, "it ended before it could be interrupted"
+                time.sleep(0.05)
+            running.send_signal(signal.SIGINT)
+            out, error = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert (running.returncode, out, error) == (130, "", "interrupted.\n")
+
+
+@pytest.mark.parametrize("after", [0.05, 0.2, 0.4, 0.7])
+def test_ctrl_c_at_any_moment_is_heard(after: float, recording: Path) -> None:
+    """Also in the middle of imports, where DuckDB would swallow it."""
+    code = "import sys; from whyidle_rules.cli import diagnose_main as run; sys.exit(run())"
+    query = "SELECT count(*) FROM range(100000) a, range(100000) b WHERE a.range * b.range % 7 = 3"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(recording), "--sql", query],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        try:
+            until = time.monotonic() + 60
+            while cpu_s(running.pid) < after:
+                assert time.monotonic() < until
+                time.sleep(0.005)
+            running.send_signal(signal.SIGINT)
+            out, error = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    # Before our own code is there, Python itself ends.
+    assert running.returncode in (130, -signal.SIGINT, 1), error
+    assert out == ""
+    assert error == "interrupted.\n" or error.endswith("KeyboardInterrupt\n")
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a running process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_the_programs_of_a_shell_agree(recording: Path) -> None:

@@ -135,9 +135,9 @@ def test_each_thing_that_happens_is_told_as_what_it_was(rules: Sequence[Rule]) -
 def test_without_a_page_little_is_claimed_and_nothing_that_was_not(rules: Sequence[Rule]) -> None:
     found = evaluated(eventful(probed=False), rules)
     assert found["lifecycle", "no_job"] == pytest.approx(10, abs=0.7)
-    assert found["lifecycle", "startup"] == pytest.approx(5, abs=0.1)
-    # Megabytes were written from 20 to 25 s while the GPU was empty, and for half as long again.
-    assert found["storage", "checkpoint_write"] <= 25
+    assert found["lifecycle", "startup"] == pytest.approx(5, abs=0.2)
+    # Megabytes were written from 20 to 25 s; the GPU was empty to 30 s.
+    assert 2 <= found["storage", "checkpoint_write"] <= 11
     assert ("lifecycle", "evaluation") not in found
     assert ("host_pause", "gc") not in found
 
@@ -311,7 +311,7 @@ def test_two_trainers_on_a_gpu_at_once(rules: Sequence[Rule]) -> None:
 
 
 def test_what_is_inferred_is_graded_so(rules: Sequence[Rule]) -> None:
-    """Workers that are busy all the time while the GPU is empty and the trainer sleeps."""
+    """Workers that are busy all the time; half of it the GPU is empty, and the trainer sleeps."""
     rows = [
         *windows([1.0, 0.0] * 60),
         gpu(),
@@ -330,7 +330,7 @@ def test_what_is_inferred_is_graded_so(rules: Sequence[Rule]) -> None:
         found = con.execute("SELECT DISTINCT cause, grade FROM grants").fetchall()
         assert found == [("cpu_preprocessing", "inferred")]
         assert con.execute("SELECT sum(ns) / 1e9 FROM grants").fetchone() == (
-            pytest.approx(7.5, abs=0.8),
+            pytest.approx(7.5 * 0.9, abs=0.4),
         )
 
 

@@ -188,3 +188,10 @@ def test_only_megabytes_over_nvlink_make_a_gpu_linked() -> None:
     assert not one(windows([1.0, 1.0], nvlink_tx_bytes=500_000, nvlink_rx_bytes=500_000)).linked
     assert one(windows([1.0, 1.0], nvlink_tx_bytes=600_000, nvlink_rx_bytes=500_000)).linked
     assert not one(windows([1.0])).linked
+
+
+@pytest.mark.parametrize("t1", [3602.0, 5e9, -5e9])
+def test_a_window_longer_than_an_hour_is_damage(t1: float) -> None:
+    begin = 1.0 if t1 > 0 else t1 - 4000
+    found = one([window(0, 1, 0.5), window(begin, t1, 0.5)])
+    assert edges(found) == [(0, 1)]

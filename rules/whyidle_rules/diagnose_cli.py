@@ -92,10 +92,12 @@ def _diagnose(args: argparse.Namespace) -> int:
     # numpy's BLAS would start a thread for each core. Nothing here multiplies matrices, and files
     # are read in forked processes, for which threads are a hazard.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from whyidle_rules import sources
+    with _interrupt_later():
+        from whyidle_rules import sources
 
     if args.live or sources.are_recordings(args.source):
-        from whyidle_rules import diagnose_recording
+        with _interrupt_later():
+            from whyidle_rules import diagnose_recording
 
         return diagnose_recording.run(args)
     for option in ("since", "until", "sql"):

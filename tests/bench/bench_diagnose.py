@@ -165,6 +165,8 @@ def measure(folder: Path, out: Path, runs: int) -> dict[str, float]:
     """Return wall and CPU time (the best of `runs`) and the peak of memory of a diagnosis."""
     command = [*COMMAND, str(folder), "--json"]
     times = [timed(command, out) for _ in range(runs)]
+    if complaint := out.with_suffix(".err").read_text():
+        raise RuntimeError(complaint)
     found = json.loads(out.read_text())
     best = min(times, key=lambda each: each.wall_s)
     return {

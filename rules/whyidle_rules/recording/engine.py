@@ -128,21 +128,44 @@ def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) 
     )
 
 
-def _insert(con: duckdb.DuckDBPyConnection, columns: dict[str, Array]) -> None:
-    con.register("whyidle_columns", columns)
+def _insert(con: duckdb.DuckDBPyConnection, columns: Mapping[str, Array]) -> None:
+    """Insert columns into `evidence`, those that are wholly unknown as nothing but NULL."""
+    arrays: dict[str, Array] = {}
+    words: dict[str, list[str]] = {}
+    body = ", ".join(
+        f"{_expression(column, columns[column.name], arrays, words)} AS {quoted(column.name)}"
+        for column in evidence.COLUMNS
+    )
+    con.register("whyidle_columns", arrays)
     try:
-        body = ", ".join(f"{_cast(column)} AS {quoted(column.name)}" for column in evidence.COLUMNS)
-        con.execute(f"INSERT INTO evidence SELECT {body} FROM whyidle_columns")
+        con.execute(f"INSERT INTO evidence SELECT {body} FROM whyidle_columns", words or None)
     finally:
         con.unregister("whyidle_columns")
 
 
-def _cast(column: evidence.Column) -> str:
+def _expression(
+    column: evidence.Column, values: Array, arrays: dict[str, Array], words: dict[str, list[str]]
+) -> str:
+    """Put a column into `arrays` and `words`; return the SQL that reads it."""
     name = quoted(column.name)
-    if column.type in ("VARCHAR", "BIGINT"):
-        return f"CAST({name} AS {column.type})"
-    # A number that does not fit its column is none that anybody meant.
-    known = f"CASE WHEN isnan({name}) THEN NULL ELSE {name} END"
+    if column.type == "VARCHAR":
+        # Numbers of words, as DuckDB takes long over arrays of Python's objects; 0 reads as NULL.
+        seen: dict[str | None, int] = {None: 0}
+        numbers = (seen.setdefault(value, len(seen)) for value in values.tolist())
+        arrays[column.name] = np.fromiter(numbers, dtype=np.int64, count=len(values))
+        if len(seen) == 1:
+            return "NULL"
+        words[column.name] = [word for word in seen if word is not None]
+        return f"${column.name}[{name}]"
+    arrays[column.name] = values
+    if column.type == "BIGINT":
+        return name
+    unknown = np.isnan(values)
+    if unknown.all():
+        del arrays[column.name]
+        return "NULL"
+    known = f"CASE WHEN isnan({name}) THEN NULL ELSE {name} END" if unknown.any() else name
     if column.type == "BOOLEAN":
-        return f"CASE WHEN isnan({name}) THEN NULL ELSE {name} > 0 END"
+        return f"({known}) > 0"
+    # A number that does not fit its column is none that anybody meant.
     return f"TRY_CAST({known} AS {column.type})"

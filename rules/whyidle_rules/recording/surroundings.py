@@ -77,9 +77,9 @@ class Surroundings:
         if not quota.limited:
             return np.zeros(len(centres))
         periods, covered = quota.periods.around(centres, _QUOTA_HALF_NS, LEAST_NS)
-        cut, _ = quota.throttled.around(centres, _QUOTA_HALF_NS, LEAST_NS)
+        cut, told = quota.throttled.around(centres, _QUOTA_HALF_NS, LEAST_NS)
         share = np.clip(cut / np.maximum(periods, 1.0), 0.0, 1.0)
-        return np.asarray(np.where(covered > 0, share, np.nan))
+        return np.asarray(np.where((covered > 0) & (told > 0), share, np.nan))
 
     def reads(self, procs: Sequence[Proc], centres: Ints) -> Reads:
         """Return where processes read from."""

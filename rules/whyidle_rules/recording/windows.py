@@ -13,6 +13,9 @@ from whyidle_rules.recording.series import Columns, Floats, fetch
 
 # Without windows of its own a GPU's utilization stands for the time since the reading before.
 STALE_NS = 2 * NS_PER_S
+# Nobody samples less often: what claims to be longer, or lies further from zero, is damage.
+LONGEST_NS = 3600 * NS_PER_S
+LATEST_NS = 1 << 62
 # In one window: less is heartbeats of the links themselves.
 LINKED_BYTES = 1 << 20
 
@@ -147,8 +150,9 @@ def _infos(con: duckdb.DuckDBPyConnection) -> dict[tuple[str, str, str], _Info]:
 def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name: str | None) -> Gpu:
     node, boot_id, uuid = identity
     measured = ~np.isnan(rows["gr_active_ratio"].astype(np.float64))
-    edges = rows["t0_ns"].astype(np.float64) + rows["t1_ns"].astype(np.float64)
-    windowed = measured & ~np.isnan(edges)
+    begin, end = (rows[name].astype(np.float64) for name in ("t0_ns", "t1_ns"))
+    # False for NaN.
+    windowed = measured & (end - begin <= LONGEST_NS) & (np.abs(end) < LATEST_NS)
     source = "nvml"
     linked = bool((rows["nvlink_bytes"] > LINKED_BYTES).any())
     if windowed.any():
@@ -156,7 +160,7 @@ def _gpu(rows: Columns, identity: tuple[str, str, str], index: int | None, name:
         source = str(rows["source"][0])
         t0, t1 = rows["t0_ns"].astype(np.int64), rows["t1_ns"].astype(np.int64)
         busy = rows["gr_active_ratio"].astype(np.float64)
-        sm = rows["sm_active_ratio"].astype(np.float64)
+        sm = np.clip(rows["sm_active_ratio"].astype(np.float64), 0.0, 1.0)
     else:
         rows = rows.where(~np.isnan(rows["utilization_ratio"].astype(np.float64)))
         t1 = rows["mono_ns"].astype(np.int64)
