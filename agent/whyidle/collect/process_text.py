@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from whyidle.collect.cpu import TICK_NS
 from whyidle.collect.numbers import after, whole
+from whyidle.collect.process_secrets import mask_command
 
 # Fields of stat are numbered from 1 in its manual; the third is the first after the name.
 _FIRST = 3
@@ -200,8 +201,8 @@ def parse_io(data: bytes) -> tuple[int | None, int | None, int | None, int | Non
 
 
 def parse_command(data: bytes) -> str | None:
-    """Return the command line in one line; None for a kernel thread or a zombie."""
-    words = data[:COMMAND_BYTES].rstrip(b"\0").replace(b"\0", b" ")
+    """Return the command line in one line, without secrets; None for a kernel thread or a zombie."""
+    words = mask_command(data)[:COMMAND_BYTES].rstrip(b"\0").replace(b"\0", b" ")
     return words.decode("utf-8", "replace") or None
 
 
