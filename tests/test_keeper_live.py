@@ -63,8 +63,8 @@ def values(live: KeeperLive, series: str) -> list[float]:
     return [float(line.rsplit(" ", 1)[1]) for line in lines]
 
 
-def test_an_agent_without_rules_serves_what_it_samples(node: Node) -> None:
-    live = node.keeper()
+def test_an_agent_without_rules_serves_what_it_samples(node: Node, tmp_path: Path) -> None:
+    live = node.keeper(None, "--metrics-textfile", str(tmp_path / "whyidle.prom"))
     node.go(live, 20)
     assert len(values(live, "whyidle_gpu_sm_active_ratio{")) == 2
     assert values(live, "whyidle_node_cpu_seconds_total{")
@@ -98,9 +98,18 @@ def test_a_ledger_is_settled_and_the_rest_at_the_end(node: Node) -> None:
 
 
 def test_it_is_asked_for_nothing_to_settle_nothing(node: Node) -> None:
-    live = node.keeper(seeded, "--no-settle")
+    live = node.keeper(seeded, "--no-settle", "--metrics-listen", f"{AGENT}:{free_port()}")
     node.go(live, 10)
     assert "whyidle_ledger" not in page(live)
+    assert values(live, "whyidle_gpu_sm_active_ratio{")
+    live.close(ended=False, merge=False)
+
+
+def test_where_nobody_looks_nothing_is_done(node: Node) -> None:
+    live = node.keeper()
+    node.go(live, 20)
+    assert "whyidle_gpu" not in page(live)
+    live.close(ended=True, merge=True)
 
 
 def test_rules_that_are_not_good_are_said_and_samples_are_served(

@@ -11,12 +11,13 @@ import pytest
 
 from settle_kit import BEGIN_S, Node, Seeded, charged, expected
 from whyidle.clock import NS_PER_S
+from whyidle.keeper import Keeper, Retention
 from whyidle.layout import PIECE, SEGMENT, Identity, files
 from whyidle.ledger import Ledger
 from whyidle.ledger_counts import Counts, Part
 from whyidle.settle import EVERY_NS, LAG_NS, MINUTE_NS, Settler
 from whyidle.store import Recording
-from world.machine import Machine
+from world.machine import IDENTITY, Machine
 
 
 def query(recording: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -180,6 +181,22 @@ def test_hours_are_pieces_and_the_last_one_is_enough_to_go_on_from(tmp_path: Pat
     assert node.settler.counts.total == counts.total == expected(node.evaluator.asked)
     assert node.settler.counts.by_job == counts.by_job
     assert list(node.settler.counts.gpus.values()) == [0, 1]
+
+
+def test_samples_may_go_and_the_ledger_stays(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.go(3 * 3600, step=30)
+    node.ledger.keep()
+    held = files(node.ledger.folder, SEGMENT)
+    assert len(held) == 2
+    samples = Keeper(
+        tmp_path, IDENTITY, node.machine, pid=1, retention=Retention(size_bytes=1, age_s=0.0)
+    )
+    samples.cycle()
+    assert files(node.ledger.folder, SEGMENT) == held
+    small = Ledger(tmp_path, IDENTITY, node.machine, pid=1, retention=Retention(size_bytes=1))
+    small.keep()
+    assert files(node.ledger.folder, SEGMENT) == held[-1:]  # the newest stays whatever is said
 
 
 def test_what_is_too_old_is_skipped_and_said(

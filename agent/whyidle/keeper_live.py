@@ -124,6 +124,8 @@ class KeeperLive:
 
     def look(self) -> None:
         """Read what was sampled, settle what is due, publish; never raises."""
+        if not (self._address or self._textfile or self._settler):
+            return  # nobody would see it
         self._try("metrics cannot be served", self._listen)
         self._try("the spool cannot be followed", self._follow)
         self._try("the ledger cannot be written", self._settle)
