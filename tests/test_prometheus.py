@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,10 @@ class Run:
     """What was scraped, by series; what was settled; what diagnose says of it."""
 
     scraped: dict[str, list[dict[str, Any]]]
+    killed_ns: int
     changed_ns: int
     recording: Path
+    resets: dict[str, list[float]]
 
 
 def series(found: Prometheus) -> dict[str, list[dict[str, Any]]]:
@@ -78,21 +81,35 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         try:
             with (
                 prometheus(folder / "prometheus", {"whyidle": port}) as found,
-                child(keeper(recording, port), env),
+                child(keeper(recording, port), env) as first,
+                child(keeper(recording, port), env),  # waits for the first one's lock
                 child(sampler(recording, "--probe-dir", str(pages)), env),
             ):
                 query = "whyidle_gpu_working_seconds_total > 1"
                 until(lambda: bool(found.query(query)), "some work is settled")
-                time.sleep(BEFORE_S)
+                time.sleep(BEFORE_S / 2)
+                first.kill()
+                killed_ns = time.monotonic_ns()
+                time.sleep(BEFORE_S / 2)
                 changed_ns = time.monotonic_ns()
                 trainer.stdin.write(b"save\n")
                 trainer.stdin.flush()
                 time.sleep(AFTER_S)
                 scraped = series(found)
+                resets = {
+                    name: [float(one["value"][1]) for one in found.query(f"resets({name}[5m])")]
+                    for name in scraped
+                }
         finally:
             trainer.kill()
             trainer.communicate()
-    yield Run(scraped=scraped, changed_ns=changed_ns, recording=recording)
+    yield Run(
+        scraped=scraped,
+        killed_ns=killed_ns,
+        changed_ns=changed_ns,
+        recording=recording,
+        resets=resets,
+    )
 
 
 def settled(recording: Path, query: str) -> list[tuple[Any, ...]]:
@@ -136,6 +153,16 @@ def test_counters_at_every_scrape_are_the_settled_rows_to_the_nanosecond(run: Ru
                 compared += 1
                 grown += expected > 0
     assert compared > 500 and grown > 50
+
+
+def test_a_keeper_that_is_killed_goes_on_where_it_was(run: Run) -> None:
+    assert len(run.resets) == 5
+    for name, found in run.resets.items():
+        assert found and set(found) == {0.0}, name
+    settlements = settled(run.recording, "SELECT begin_ns, mono_ns, settled_ns FROM settlement")
+    times = sorted(settlements)
+    assert all(first[1] == second[0] for first, second in pairwise(times))
+    assert times[0][2] < run.killed_ns < times[-1][2]
 
 
 def test_the_change_is_charged_to_its_cause_and_to_when_it_was(run: Run) -> None:
