@@ -147,6 +147,20 @@ def test_bytes_in_each_run_the_rest_once_a_second(node: Path) -> None:
     assert (fast, full) == (80, 10)
 
 
+def test_errors_and_the_rate_every_ten_seconds(node: Path) -> None:
+    clock = VirtualClock(BEGIN_NS)
+    host, collect = host_of(node, clock=clock), RDMA_PORT.make()
+    for second in range(31):
+        row = once(collect, host)[1]["mlx5_0/1"]
+        rare = (row.symbol_errors, row.link_downs, row.physical_state, row.rate_bits_per_s)
+        if second % 10 == 0:
+            assert rare == (65_535, 255, "link_up", 400_000_000_000)
+        else:
+            assert rare == (None, None, None, None)
+        assert (row.state, row.retransmits, row.tx_wait) == ("active", 11, 4_294_967_295)
+        clock.advance(NS_PER_S)
+
+
 def test_a_link_that_comes_up_is_told_from_the_next_second_on(node: Path) -> None:
     clock = VirtualClock(BEGIN_NS)
     host, collect = host_of(node, clock=clock), RDMA_PORT.make()

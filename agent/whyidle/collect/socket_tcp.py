@@ -2,7 +2,8 @@
 
 Source: sock_diag(7) for connections, /proc/PID/fd for who holds which. Only the agent's own network
 namespace is seen, which is where the kernel's mounts live; ranks in containers with a network of
-their own are not. A connection belongs to a watched process from the next look at its files.
+their own are not. A connection belongs to a watched process from the next look at its files. A look
+costs 0.6 ms with 200 connections, so there is one every five seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
 from whyidle.collect.process_text import parse_stat
 from whyidle.collect.process_tree import ProcessTree
-from whyidle.collect.socket_text import NOTHING, TOTALS, Connection, parse, parse_answer
+from whyidle.collect.socket_text import (
+    NOTHING,
+    TOTALS,
+    Connection,
+    parse,
+    parse_answer,
+    parse_info,
+)
 from whyidle.collect.watched import watched_pids
 from whyidle.host import Answer, Host
 from whyidle.schema import TcpSocket
@@ -48,6 +56,7 @@ _DENIED = (
 
 # Service, pid and start of the process.
 _Key = tuple[str, "int | None", "int | None"]
+_Totals = tuple["int | None", ...]
 
 
 def service_of(peer_port: int, *, kernel: bool) -> str | None:
@@ -73,14 +82,16 @@ class Sum:
         self.sockets = self.rx_queue_bytes = self.tx_queue_bytes = 0
         self.rtts_us = []
 
-    def add(self, connection: Connection, before: Sequence[int | None] | None) -> None:
+    def add(
+        self, connection: Connection, rtt_us: int | None, totals: _Totals, before: _Totals | None
+    ) -> None:
         """Count a connection; `before` is what has been counted of it, None if nothing has."""
         self.sockets += 1
         self.rx_queue_bytes += connection.rx_queue_bytes
         self.tx_queue_bytes += connection.tx_queue_bytes
-        if connection.rtt_us is not None:
-            self.rtts_us.append(connection.rtt_us)
-        for at, value in enumerate(connection.totals):
+        if rtt_us is not None:
+            self.rtts_us.append(rtt_us)
+        for at, value in enumerate(totals):
             if value is not None:
                 counted = (before[at] or 0) if before is not None else 0
                 self.totals[at] = (self.totals[at] or 0) + max(0, value - counted)
@@ -185,38 +196,42 @@ class _Sockets:
     def __init__(self) -> None:
         self._owners = Owners()
         # None until the first look, whose connections began before the agent.
-        self._counted: dict[int, tuple[int | None, ...]] | None = None
+        self._counted: dict[int, _Totals] | None = None
         self._sums: dict[_Key, Sum] = {}
 
     def collect(self, host: Host) -> Iterator[TcpSocket | Problem]:
         """Yield a row for each service and owner."""
         try:
-            connections = list(parse(parse_answer(host.ask("connections"))))
+            data = parse_answer(host.ask("connections"))
         except KeyError:
             raise NoData("this host was not asked for its connections") from None
         mono_ns = host.clock.mono_ns()
+        connections = list(parse(data))
         self._owners.refresh(host, {one.inode for one in connections if one.inode})
-        self._count(connections)
+        self._count(data, connections)
         for key, total in self._sums.items():
             yield total.row(key, mono_ns)
         if self._owners.refused:
             yield Problem(subject="processes", message=_DENIED)
 
-    def _count(self, connections: Sequence[Connection]) -> None:
+    def _count(self, data: bytes, connections: Sequence[Connection]) -> None:
         first = self._counted is None
         known = self._counted or {}
-        counted: dict[int, tuple[int | None, ...]] = {}
+        counted: dict[int, _Totals] = {}
         self._sums = {key: total for key, total in self._sums.items() if self._lives(key)}
         for total in self._sums.values():
             total.begin()
         for one in connections:
-            before = one.totals if first else known.get(one.cookie)
             key = self._key(one)
+            if key is None and not first:
+                if one.cookie in known:
+                    counted[one.cookie] = known[one.cookie]
+                continue
+            rtt_us, totals = parse_info(data, one)
+            counted[one.cookie] = totals
             if key is not None:
-                self._sums.setdefault(key, Sum()).add(one, before)
-                counted[one.cookie] = one.totals
-            elif before is not None:
-                counted[one.cookie] = before
+                before = totals if first else known.get(one.cookie)
+                self._sums.setdefault(key, Sum()).add(one, rtt_us, totals, before)
         self._counted = counted
 
     def _lives(self, key: _Key) -> bool:
@@ -236,5 +251,5 @@ def make() -> Collect:
 
 
 TCP_SOCKET = Collector(
-    name="tcp_socket", lane="normal", make=make, thread="sockets", every_s=2.0, deadline_s=5.0
+    name="tcp_socket", lane="normal", make=make, thread="sockets", every_s=5.0, deadline_s=5.0
 )

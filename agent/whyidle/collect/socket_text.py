@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from whyidle.host import Answer
 
-# Length and kind of a message; then peer's port (big-endian), cookie, queues, user and inode.
+# Length and kind of a message; then peer's port (big-endian), cookie, queues and inode.
 _HEAD = struct.Struct("=IH10x")
-_MESSAGE = struct.Struct("=16x4x2xH32x4xQ4xIIII")
+_MESSAGE = struct.Struct("=16x4x2xH32x4xQ4xII4xI")
 _DONE = 3
 _ATTRIBUTE = struct.Struct("=HH")
 _INET_DIAG_INFO = 2
@@ -25,20 +25,19 @@ _LEAST = (72, 104, 136, 176, 184, 192, 208, 228)
 
 
 class Connection(NamedTuple):
-    """A TCP connection; what the kernel does not tell is None.
+    """A TCP connection.
 
-    `cookie` names it as long as it lives. `inode` is that of its socket, 0 if it has none.
-    `totals` are in the order of TOTALS.
+    `cookie` names it as long as it lives. `inode` is that of its socket, 0 if it has none. `begin`
+    and `end` are where its attributes are: `parse_info` reads them, for those that are of interest.
     """
 
     cookie: int
     inode: int
-    user_id: int
     peer_port: int
     rx_queue_bytes: int
     tx_queue_bytes: int
-    rtt_us: int | None
-    totals: tuple[int | None, ...]
+    begin: int
+    end: int
 
 
 TOTALS = (
@@ -80,19 +79,25 @@ def parse(data: bytes) -> Iterator[Connection]:
 def _connection(data: bytes, at: int, end: int) -> Connection:
     if end - at < _MESSAGE.size:
         raise ValueError(f"connections: a message of {end - at} bytes is too short")
-    port, cookie, rx_queue, tx_queue, user_id, inode = _MESSAGE.unpack_from(data, at)
-    rtt, totals = None, NOTHING
-    attribute = at + _MESSAGE.size
-    while attribute + _ATTRIBUTE.size <= end:
-        size, kind = _ATTRIBUTE.unpack_from(data, attribute)
-        if size < _ATTRIBUTE.size or attribute + size > end:
+    port, cookie, rx_queue, tx_queue, inode = _MESSAGE.unpack_from(data, at)
+    peer_port = port >> 8 | (port & 0xFF) << 8  # as on the wire
+    return Connection(cookie, inode, peer_port, rx_queue, tx_queue, at + _MESSAGE.size, end)
+
+
+def parse_info(data: bytes, one: Connection) -> tuple[int | None, tuple[int | None, ...]]:
+    """Return the round trip time and totals in the order of TOTALS; None is what nobody told.
+
+    Raises ValueError on an attribute that is cut off.
+    """
+    at = one.begin
+    while at + _ATTRIBUTE.size <= one.end:
+        size, kind = _ATTRIBUTE.unpack_from(data, at)
+        if size < _ATTRIBUTE.size or at + size > one.end:
             raise ValueError(f"connections: an attribute of {size} bytes is cut off")
         if kind == _INET_DIAG_INFO:
-            rtt, totals = _info(data, attribute + _ATTRIBUTE.size, attribute + size)
-            break
-        attribute += size + 3 & ~3
-    peer_port = port >> 8 | (port & 0xFF) << 8  # as on the wire
-    return Connection(cookie, inode, user_id, peer_port, rx_queue, tx_queue, rtt, totals)
+            return _info(data, at + _ATTRIBUTE.size, at + size)
+        at += size + 3 & ~3
+    return None, NOTHING
 
 
 def _info(data: bytes, at: int, end: int) -> tuple[int | None, tuple[int | None, ...]]:

@@ -7,12 +7,12 @@ topology file that its cloud gives it (NCCL_TOPO_FILE).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from whyidle.collect import pcie_tree, topology_file
+from whyidle.collect import topology_file
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
-from whyidle.collect.pcie_tree import Function, Place
+from whyidle.collect.pcie_tree import Function, PciTree, Place
 from whyidle.host import Host
 from whyidle.schema import GpuDistance
 
@@ -107,13 +107,14 @@ def parse_hypervisor(cpuinfo: bytes) -> bool | None:
 
 
 def make() -> Collect:
-    """Return the collector; it keeps whether the machine is a virtual one."""
+    """Return the collector; it keeps the tree, and whether the machine is a virtual one."""
+    tree = PciTree()
     asked, virtual = False, False
 
     def collect(host: Host) -> Iterator[GpuDistance | Problem]:
         nonlocal asked, virtual
         try:
-            functions = pcie_tree.look(host)
+            functions = tree.look(host)
         except FileNotFoundError:
             raise NoData("no PCI devices here (no /sys/bus/pci)") from None
         if not any(function.kind == "gpu" for function in functions.values()):
@@ -122,14 +123,15 @@ def make() -> Collect:
             # Each CPU repeats the flags; the text of a large node has half a megabyte.
             virtual = parse_hypervisor(host.read_bytes("proc/cpuinfo", keep=False)) is True
             asked = True
+        placed: Mapping[str, Function] = functions
         source, guessed = "sysfs", virtual
         if virtual:
             told = topology_file.look(host)
             yield from told.problems
             if told.path is not None:
-                functions = topology_file.placed(functions, told.places)
+                placed = topology_file.placed(functions, told.places)
                 source, guessed = told.path, False
-        yield from rows(functions.values(), host.clock.mono_ns(), virtual=guessed, source=source)
+        yield from rows(placed.values(), host.clock.mono_ns(), virtual=guessed, source=source)
 
     return collect
 
