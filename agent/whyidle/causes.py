@@ -157,6 +157,8 @@ CAUSES: tuple[Cause, ...] = (
             "unexplained": "nothing that was recorded explains it",
             "data_wait": "the trainer waited for its DataLoader; whether that read or computed was "
             "not recorded",
+            "communication": "GPUs only communicated; whether they waited or moved data, and in a "
+            "collective or a pipeline, could not be told",
             "kernel_gap": "the next kernel was already queued: the GPU's own gap between kernels",
         },
     ),

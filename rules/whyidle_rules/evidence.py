@@ -124,6 +124,7 @@ TRACED: tuple[Column, ...] = (
         meaning="What carried the collective: nvlink, ib, roce or tcp.",
     ),
     Column(name="late_rank", type="INTEGER", unit="", meaning="Rank that was waited for."),
+    _share_of_spinning("comm_s", "Only communication ran; of which kind is not known."),
     _share_of_spinning("p2p_s", "Only sends or receives between two ranks ran."),
     Column(name="world_size", type="INTEGER", unit="", meaning="Ranks of the job."),
 )

@@ -51,6 +51,13 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(id="collective", pool="spinning", meaning="Only collectives ran."),
     Group(id="pipeline", pool="spinning", meaning="Only sends and receives between stages ran."),
+    Group(
+        id="communication",
+        pool="spinning",
+        meaning="Only communication of an unknown kind ran.",
+        witness="comm_s",
+        leftover="communication",
+    ),
 )
 
 BY_ID: dict[str, Group] = {group.id: group for group in GROUPS}

@@ -10,12 +10,15 @@ import numpy as np
 
 from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
-from whyidle_rules.recording.series import Array, Columns, Floats, Truths, counter, fetch
+from whyidle_rules.recording.series import Array, Columns, Floats, Truths, counter, fetch, one
 from whyidle_rules.recording.threads import GAP_NS, LEAST_NS
+from whyidle_rules.recording.windows import Gpu
 
 _HALF_NS = NS_PER_S
 # Below this rate a path carries heartbeats, metrics or ssh, and no collective.
 CARRIES_BYTES_PER_S = 10e6
+# A collective that is well moves its bytes at most of the line rate; small ones, slower.
+LINE_RATIO = 0.3
 # Ports of one node are bought alike: one at less than this share of the fastest runs degraded.
 SAME_RATE_RATIO = 0.9
 # A sender told to pause for this share of the time, or with this share of its packets answered by a
@@ -31,7 +34,8 @@ class Fabric:
     """The fabric of a node around each of some times.
 
     `transport` is None where nothing carried bytes. `rdma_ports` counts the active ones. `degraded`
-    and `congested` are of the RDMA ports; `known` says where there were readings at all.
+    and `congested` are of the RDMA ports; `known` says where there were readings at all. `most_s`
+    is how long in each window the bytes can have taken; NaN where the line rate is unknown.
     """
 
     transport: Array
@@ -39,11 +43,13 @@ class Fabric:
     degraded: Truths
     congested: Truths
     known: Truths
+    most_s: Floats
 
 
-def load(con: duckdb.DuckDBPyConnection, node: str, boot_id: str, centres: Ints) -> Fabric:
-    """Return the fabric of a node around each time."""
-    at = {"node": node, "boot": boot_id}
+def load(con: duckdb.DuckDBPyConnection, gpu: Gpu) -> Fabric:
+    """Return the fabric of a GPU's node around each of its windows."""
+    at = {"node": gpu.node, "boot": gpu.boot_id}
+    centres = (gpu.t0 + gpu.t1) // 2
     links = _links(con, at)
     rdma, rdma_known = _rate(con, "rdma_traffic", "device, port", at, centres)
     tcp, tcp_known = _rate(con, "net_link", "namespace, interface", at, centres)
@@ -57,13 +63,48 @@ def load(con: duckdb.DuckDBPyConnection, node: str, boot_id: str, centres: Ints)
     own = tcp - (rdma if links.ethernet else 0.0)
     over_tcp = (own > CARRIES_BYTES_PER_S) & (own > rdma)
     transport[over_tcp] = "tcp"
+    rates = _line_rates(con, at, gpu.uuid)
+    most = np.full(len(centres), np.nan)
+    for name, per_s in (("nvlink", nvlink), (kind, rdma), ("tcp", own)):
+        if rates.get(name):
+            lasted = gpu.length / 1e9 * per_s / (rates[name] * LINE_RATIO)
+            most = np.where(transport == name, lasted, most)
     return Fabric(
+        most_s=most,
         transport=transport,
         rdma_ports=links.active,
         degraded=np.full(len(centres), links.slow),
         congested=_congested(con, at, centres),
         known=rdma_known | tcp_known | nvlink_known,
     )
+
+
+def _line_rates(con: duckdb.DuckDBPyConnection, at: dict[str, Any], uuid: str) -> dict[str, float]:
+    """Return bytes a second, both ways, by what carries them: of the GPU's links, of all ports."""
+    own = {**at, "uuid": uuid}
+    nvlink = one(
+        con,
+        "SELECT sum(speed) FROM (SELECT link, max(speed_bytes_per_s) AS speed FROM nvlink"
+        " WHERE node = $node AND boot_id = $boot AND uuid = $uuid GROUP BY link)",
+        own,
+    )[0]
+    gpus = one(
+        con,
+        "SELECT count(DISTINCT uuid) FROM gpu_activity WHERE node = $node AND boot_id = $boot",
+        at,
+    )[0]
+    rdma = one(
+        con,
+        "SELECT sum(rate) FROM (SELECT device, port, max(rate_bits_per_s) AS rate FROM rdma_port"
+        " WHERE node = $node AND boot_id = $boot GROUP BY device, port)",
+        at,
+    )[0]
+    found: dict[str, float] = {}
+    if nvlink:
+        found["nvlink"] = 2.0 * float(nvlink) * max(1, int(gpus or 1))
+    if rdma:
+        found["ib"] = found["roce"] = 2.0 * float(rdma) / 8
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,7 @@ def gpu_evidence(gpu: Gpu, known: Known, fill: float | None) -> dict[str, Array]
         table.put(name, every, values)
     for rows, proc in stints(gpu, known):
         _of_process(table, gpu, known, proc, rows)
+    _collectives(table, gpu, known)
     return table.columns
 
 
@@ -90,7 +91,17 @@ def _spinning(table: _Table, gpu: Gpu, known: Known, fill: float | None) -> None
     table.put("working_s", every, length * (gpu.busy - least))
     if not np.isnan(gpu.sm).all():
         table.put("underfilled_s", every, length * (most - least))
-        table.put("coll_s", every, length * least)
+        table.put("comm_s", every, length * least)
+
+
+def _collectives(table: _Table, gpu: Gpu, known: Known) -> None:
+    """Make communication collectives where a page, or a trace, would tell of a pipeline."""
+    every = slice(0, len(gpu.t0))
+    comm = table.columns["comm_s"][every]
+    traced = gpu.uuid in known.ranks and known.ranks[gpu.uuid].communicates
+    told = (table.columns["probed"][every] > 0) | traced
+    table.put("coll_s", every, np.where(told, comm, 0.0 * comm))
+    table.put("comm_s", every, np.where(told, 0.0 * comm, comm))
 
 
 def stints(gpu: Gpu, known: Known) -> list[tuple[slice, Proc]]:

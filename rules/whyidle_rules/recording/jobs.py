@@ -82,7 +82,7 @@ def find(con: duckdb.DuckDBPyConnection, gpus: Sequence[Gpu], first: Sequence[in
     offsets = wall_offsets(con)
     rows = fetch(
         con,
-        "SELECT coalesce(coll_s, 0) AS coll_s, coll_s IS NOT NULL AS told, d_s,"
+        "SELECT coalesce(spinning_s, 0) AS coll_s, comm_s IS NOT NULL AS told, d_s,"
         " coalesce(no_process_s, 0) AS nobody_s,"
         " coalesce(working_s, 0) AS working_s, rank::DOUBLE AS rank,"
         " world_size::DOUBLE AS world, pipeline_stage::DOUBLE AS stage,"
@@ -213,7 +213,7 @@ def spin_of(con: duckdb.DuckDBPyConnection, part: slice) -> Floats:
     """Return seconds in communication of each window of a GPU."""
     rows = fetch(
         con,
-        "SELECT coalesce(coll_s, 0) AS s FROM evidence WHERE window_id >= $first"
+        "SELECT coalesce(spinning_s, 0) AS s FROM evidence WHERE window_id >= $first"
         " AND window_id < $end ORDER BY window_id",
         {"first": part.start, "end": part.stop},
     )

@@ -101,7 +101,7 @@ def tell(
 
 
 _TELL = """
-UPDATE evidence SET coll_s = 0, p2p_s = w.p2p,
+UPDATE evidence SET coll_s = 0, comm_s = 0, p2p_s = w.p2p,
   bubble_schedule_s = if(isnan(w.schedule), NULL, w.schedule),
   bubble_imbalance_s = if(isnan(w.imbalance), NULL, w.imbalance),
   bubble_late_s = if(isnan(w.schedule), NULL, greatest(0, w.p2p - w.schedule - w.imbalance))

@@ -44,13 +44,16 @@ def tell(
         own = spin_of(con, parts[number])
         wait = own * job.wait[row][at]
         moved = own - wait
-        way = fabric.load(con, gpu.node, gpu.boot_id, (gpu.t0 + gpu.t1) // 2)
+        way = fabric.load(con, gpu)
         rdma = (way.transport == "ib") | (way.transport == "roce")
         detour = (way.transport == "tcp") & (way.rdma_ports > 0)
         degraded = rdma & way.degraded
         congested = rdma & way.congested & ~degraded
         stuck = _stuck(way, own, gpu)
         wait, moved = np.where(stuck, 0.0, wait), np.where(stuck, 0.0, moved)
+        # What is spun beside each other and moves too little for that is waiting in turns.
+        rest = np.maximum(0.0, moved - np.where(np.isnan(way.most_s), np.inf, way.most_s))
+        moved = moved - rest
         begin = parts[number].start
         told = {
             "window_id": np.arange(begin, begin + len(at), dtype=np.int64),
@@ -60,6 +63,7 @@ def tell(
             "detour": np.where(way.known, moved * detour, np.nan),
             "degraded": np.where(way.known, moved * degraded, np.nan),
             "congested": np.where(way.known, moved * congested, np.nan),
+            "rest": rest,
             "transport": way.transport,
             "ports": np.full(len(at), way.rdma_ports, dtype=np.int64),
             "late": ranks[job.late[at]],
@@ -85,7 +89,8 @@ def _stuck(way: fabric.Fabric, own: Floats, gpu: Gpu) -> Truths:
 
 
 _TELL = """
-UPDATE evidence SET coll_wait_s = w.wait, coll_gone_s = w.gone, coll_transfer_s = w.moved,
+UPDATE evidence SET coll_s = spinning_s - w.rest, comm_s = w.rest,
+  coll_wait_s = w.wait, coll_gone_s = w.gone, coll_transfer_s = w.moved,
   coll_detour_s = if(isnan(w.detour), NULL, w.detour),
   coll_degraded_s = if(isnan(w.degraded), NULL, w.degraded),
   coll_congested_s = if(isnan(w.congested), NULL, w.congested),
