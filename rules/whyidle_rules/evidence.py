@@ -124,13 +124,13 @@ TRACED: tuple[Column, ...] = (
         meaning="What carried the collective: nvlink, ib, roce or tcp.",
     ),
     Column(name="late_rank", type="INTEGER", unit="", meaning="Rank that was waited for."),
-    _share_of_spinning("comm_s", "Only communication ran; of which kind is not known."),
     _share_of_spinning("p2p_s", "Only sends or receives between two ranks ran."),
     Column(name="world_size", type="INTEGER", unit="", meaning="Ranks of the job."),
 )
 
 # What only recordings tell: of the trainer's threads, its loader's processes, and its node.
 _RECORDED: tuple[Column, ...] = (
+    _share_of_spinning("comm_s", "Only communication ran; of which kind is not known."),
     _seconds("underfilled_s", "Part of working_s in which kernels may have only polled a peer."),
     _truth("probed", "The launching process publishes a counter page."),
     _truth(
