@@ -108,7 +108,10 @@ def test_only_what_ends_in_an_interval_is_charged_to_it(
             seen = gpu.working_ns + gpu.empty_ns + gpu.spinning_ns
             assert seen == pytest.approx(end - begin, abs=NS_PER_S // 4)
             assert gpu.mono_ns == end
+            assert gpu.compute_fill_ratio is None or 0 < gpu.compute_fill_ratio <= 1
+            assert gpu.underfilled_ns is None or 0 <= gpu.underfilled_ns <= gpu.working_ns
         assert {gpu.gpu for gpu in part.gpus} == {0, 1}
+        assert any(gpu.compute_fill_ratio for gpu in part.gpus)
         assert all(row.mono_ns == end and row.idle_ns > 0 for row in part.causes)
 
 

@@ -21,7 +21,7 @@ from whyidle.store import Recording
 
 pytestmark = pytest.mark.slow
 
-BEFORE_S, AFTER_S = 12.0, 14.0
+BEFORE_S, AFTER_S = 12.0, 4.0
 # A trainer of short steps that begins to save checkpoints when told to by a line on its input.
 TRAINER = """
 import select, sys, time
@@ -94,6 +94,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
                 changed_ns = time.monotonic_ns()
                 trainer.stdin.write(b"save\n")
                 trainer.stdin.flush()
+                query = 'whyidle_gpu_idle_seconds_total{gpu="0", cause="storage"} > 1.5'
+                until(lambda: bool(found.query(query)), "the change is charged", 60)
                 time.sleep(AFTER_S)
                 scraped = series(found)
                 resets = {

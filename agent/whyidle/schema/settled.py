@@ -50,10 +50,13 @@ class SettledGpu:
         "Part of working that may have been spinning; NULL where it cannot be told.", unit="ns"
     )
     compute_fill_ratio: float | None = gauge(
-        "SMs that computing kernels kept busy (s1), by which spinning was told.", unit="ratio"
+        "SMs that its kernels kept busy at their best in the minute before (s1): what spinning is "
+        "told by, unless a peer that does the same work kept more.",
+        unit="ratio",
     )
     comm_fill_ratio: float | None = gauge(
-        "SMs that communication kernels kept busy (s0), by which spinning was told.", unit="ratio"
+        "SMs that communication kernels keep busy at least (s0), by which spinning is told.",
+        unit="ratio",
     )
 
 

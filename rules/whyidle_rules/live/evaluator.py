@@ -8,7 +8,7 @@ the seconds: they are then charged to `unattributed`, and the failure is said.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from whyidle.segment import span
 from whyidle.settle import LOOKAHEAD_NS, LOOKBACK_NS, Evaluation
 from whyidle.store import Recording
 from whyidle_rules.recording.engine import evaluate
+from whyidle_rules.recording.spin import COMM_FILL_LEAST, compute_fill
 from whyidle_rules.rule import Rule
 
 # Readings that are rare, such as what a GPU is called, come once a minute.
@@ -61,12 +62,13 @@ class RuleEvaluator:
             failure = None
             try:
                 with time_limit(con, self._limit_s):
-                    evaluate(con, self._rules, since, until)
+                    filled = evaluate(con, self._rules, since, until)
             except Exception as error:  # noqa: BLE001 - whatever a rule does, time is still charged
                 failure = f"the rules failed: {describe(error)}"
                 with time_limit(con, self._limit_s):
-                    evaluate(con, (), since, until)
-            return _charged(con, begin_ns, end_ns, failure)
+                    filled = evaluate(con, (), since, until)
+            fills = {gpu.uuid: compute_fill(gpu.busy, gpu.sm) for gpu in filled.gpus}
+            return _charged(con, begin_ns, end_ns, fills, failure)
 
 
 def recent(folder: Path, since_ns: int) -> list[Path]:
@@ -97,7 +99,11 @@ def time_limit(con: duckdb.DuckDBPyConnection, limit_s: float) -> Iterator[None]
 
 
 def _charged(
-    con: duckdb.DuckDBPyConnection, begin_ns: int, end_ns: int, failure: str | None
+    con: duckdb.DuckDBPyConnection,
+    begin_ns: int,
+    end_ns: int,
+    fills: Mapping[str, float | None],
+    failure: str | None,
 ) -> Evaluation:
     jobs = _jobs(con, begin_ns, end_ns)
     inside = "t1_ns > $begin AND t1_ns <= $end"
@@ -113,8 +119,8 @@ def _charged(
             empty_ns=empty,
             spinning_ns=spinning,
             underfilled_ns=underfilled,
-            compute_fill_ratio=None,
-            comm_fill_ratio=None,
+            compute_fill_ratio=fills.get(uuid),
+            comm_fill_ratio=COMM_FILL_LEAST,
         )
         for uuid, gpu, windows, length, empty, spinning, underfilled in con.execute(
             # Rounded as the rules' query rounds, so that grants and leftovers sum to these.
