@@ -14,9 +14,9 @@ QUARTER_NS = 4  # claims are quarters of columns, so that their nanoseconds are 
 EMPTY = [
     column.name
     for column in evidence.OBSERVED
-    if column.exclusive and column.name not in ("coll_s", "p2p_s")
+    if column.exclusive and column.name not in ("coll_s", "comm_s", "p2p_s")
 ]
-SPINNING = ["coll_s", "p2p_s"]
+SPINNING = ["coll_s", "comm_s", "p2p_s"]
 PARTS = {"copy_h2d_pageable_s": "copy_h2d_s"}
 OPEN = ["gap_s", "launch_late_s"]  # columns that make no promise
 CLAIMING = [group.id for group in groups.GROUPS if not group.witness]

@@ -39,7 +39,7 @@ from whyidle_rules.rule_load import load_rules
 EMPTY = [
     column.name
     for column in evidence.OBSERVED
-    if column.exclusive and column.name not in ("coll_s", "p2p_s")
+    if column.exclusive and column.name not in ("coll_s", "comm_s", "p2p_s")
 ]
 RATIOS = [column.name for column in evidence.OBSERVED if column.unit == "ratio"]
 SECONDS = [column.name for column in evidence.OBSERVED if column.unit == "s"]

@@ -171,8 +171,10 @@ def _identity(table: _Table, rows: slice, proc: Proc, told: Told | None) -> None
     kinds = (info.get("thread_kinds") or "").split(",")
     if world is None and not {"nccl", "gloo"} & set(kinds):
         world = 1  # no launcher, no process group, none of its threads
-    table.put("rank", rows, np.nan if rank is None else float(rank))
-    table.put("world_size", rows, np.nan if world is None else float(world))
+    # A run may have said so already (run_info), where a process does not.
+    for name, value in (("rank", rank), ("world_size", world)):
+        if value is not None and (name == "rank" or np.isnan(table.columns[name][rows]).all()):
+            table.put(name, rows, float(value))
     table.put("probed", rows, float(told is not None))
     if told is not None:
         table.put("loaders", rows, float(told.loaders))

@@ -26,7 +26,8 @@ _PAYLOAD_RATIO = 0.85
 FULL_RATIO = 0.6
 _STALE_NS = 5 * NS_PER_S
 
-_EMPTY = [c.name for c in evidence.OBSERVED if c.exclusive and c.name not in ("coll_s", "p2p_s")]
+_SPINNING = ("coll_s", "comm_s", "p2p_s")
+_EMPTY = [c.name for c in evidence.OBSERVED if c.exclusive and c.name not in _SPINNING]
 _LEFT = ("main_run_s", "main_ready_s", "main_blocked_s", "main_asleep_s")
 
 
