@@ -23,8 +23,9 @@ from whyidle.host import (
     NvmlUnavailableError,
     Stat,
 )
-from whyidle.journal import JournalWriter, RecordingHost
+from whyidle.journal import LIMIT_BYTES, JournalWriter, RecordingHost
 from whyidle.journal_replay import ReplayHost, read_journal
+from whyidle.layout import JOURNAL, files
 from whyidle.replay import replay
 from whyidle.runner import Due
 from whyidle.schema import VERSION
@@ -40,8 +41,7 @@ def record(folder: Path, seed: int, faults: Faults, seconds: float) -> Path:
     clock = VirtualClock(1000 * NS_PER_S)
     machine = Machine(seed, clock=clock)
     faulty = FaultHost(machine, faults, seed, hang=clock.advance, step=clock.step_wall)
-    path = folder / "x.jsonl.gz"
-    writer = JournalWriter(path, IDENTITY, clock)
+    writer = JournalWriter(folder / "journal", IDENTITY, clock)
     hosts = {collector: RecordingHost(faulty, writer) for collector in ALL}
     sample(
         folder,
@@ -53,6 +53,7 @@ def record(folder: Path, seed: int, faults: Faults, seconds: float) -> Path:
         observer_for=hosts.__getitem__,
     )
     writer.close()
+    (path,) = files(folder / "journal", JOURNAL)
     return path
 
 
@@ -135,10 +136,10 @@ class _Asked:
 class _Tape:
     """Records runs of a host and plays them back."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.inner = _Asked()
-        self.path = path
-        self.writer = JournalWriter(path, IDENTITY, self.inner.clock)
+        self.folder = folder
+        self.writer = JournalWriter(folder, IDENTITY, self.inner.clock, limit_bytes=limit_bytes)
         self.host = RecordingHost(self.inner, self.writer)
 
     def begin(self) -> RecordingHost:
@@ -147,11 +148,12 @@ class _Tape:
 
     def lines(self) -> list[dict[str, object]]:
         self.writer.close()
-        return list(read_journal(self.path))[1:]
+        (path,) = files(self.folder, JOURNAL)
+        return list(read_journal(path))[1:]
 
 
 def test_every_kind_of_answer_and_error_comes_back(tmp_path: Path) -> None:
-    tape = _Tape(tmp_path / "x.jsonl.gz")
+    tape = _Tape(tmp_path)
     stat = Stat(mode=0o100644, size_bytes=7, user_id=1000, device=3, inode=9)
     errors: dict[str, Exception] = {
         "gone": FileNotFoundError(2, "No such file or directory", "gone"),
@@ -219,7 +221,7 @@ def test_what_was_never_asked_is_not_recorded_rather_than_missing(tmp_path: Path
 
 
 def test_unchanged_answers_are_not_written_again(tmp_path: Path) -> None:
-    tape = _Tape(tmp_path / "x.jsonl.gz")
+    tape = _Tape(tmp_path)
     for text in ("a", "a", "b", "b"):
         tape.inner.answers["f"] = text
         tape.begin().read("f")
@@ -240,7 +242,7 @@ def test_unchanged_answers_are_not_written_again(tmp_path: Path) -> None:
 
 
 def test_a_question_asked_twice_in_a_run_gets_both_answers_again(tmp_path: Path) -> None:
-    tape = _Tape(tmp_path / "x.jsonl.gz")
+    tape = _Tape(tmp_path)
     wanted = []
     for pair in (("a", "b"), ("b", "a"), ("a", "a")):
         host = tape.begin()
@@ -257,7 +259,7 @@ def test_a_question_asked_twice_in_a_run_gets_both_answers_again(tmp_path: Path)
 
 
 def test_events_are_told_once(tmp_path: Path) -> None:
-    tape = _Tape(tmp_path / "x.jsonl.gz")
+    tape = _Tape(tmp_path)
     wanted = []
     for events in ((Event(mono_ns=1, text="x"),), (), (Event(mono_ns=1, text="x"),)):
         tape.inner.answers["kmsg"] = events
@@ -272,7 +274,7 @@ def test_events_are_told_once(tmp_path: Path) -> None:
 
 
 def test_what_a_process_left_is_forgotten_with_it(tmp_path: Path) -> None:
-    tape = _Tape(tmp_path / "x.jsonl.gz")
+    tape = _Tape(tmp_path)
     tape.inner.answers |= {"proc/12/stat": "a", "proc/121/stat": "b"}
     host = tape.begin()
     host.read("proc/12/stat")
@@ -287,30 +289,80 @@ def test_what_a_process_left_is_forgotten_with_it(tmp_path: Path) -> None:
     assert list(second["answers"]) == ['["read","proc/12/stat"]']  # type: ignore[call-overload]
 
 
-def test_a_journal_that_is_full_ends_and_sampling_goes_on(tmp_path: Path) -> None:
-    tape = _Tape(tmp_path / "x.jsonl.gz")
-    tape.writer.close()
-    tape.writer = JournalWriter(tmp_path / "y.gz", IDENTITY, tape.inner.clock, limit_bytes=2000)
-    tape.host = RecordingHost(tape.inner, tape.writer)
-    for number in range(2000):
+def test_journals_follow_each_other_within_their_limit(tmp_path: Path) -> None:
+    tape = _Tape(tmp_path, limit_bytes=40_000)
+    for number in range(6000):
         tape.inner.answers["f"] = str(number**20)
+        tape.inner.answers["same"] = "the same"
         tape.inner.clock.advance(NS_PER_S)
-        assert tape.begin().read("f") == str(number**20)
-        tape.host.end()
+        host = tape.begin()
+        assert host.read("f") == str(number**20)
+        assert host.read("same") == "the same"
+        host.end()
     tape.writer.close()
-    size = (tmp_path / "y.gz").stat().st_size
-    assert tape.writer.full
-    assert 2000 <= size < 3000
-    lines = list(read_journal(tmp_path / "y.gz"))
-    assert 10 < len(lines) < 1000
+    held = files(tmp_path, JOURNAL)
+    assert len(held) == 3  # each is a little over a quarter: a fourth would not fit
+    assert 20_000 < sum(path.stat().st_size for path in held) <= 40_000
+    assert tape.writer.number > 6
+    for path in held:  # each begins anew: it can be replayed without those before it
+        _, first, second, *_ = read_journal(path)
+        assert set(first["answers"]) == {'["read","f"]', '["read","same"]'}
+        assert set(second["answers"]) == {'["read","f"]'}
+    newest = list(read_journal(held[-1]))[-1]
+    assert newest["answers"]['["read","f"]'][0]["a"] == str(5999**20)
+
+
+def test_journals_of_before_count_too(tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"20260101T000000Z-{number:013d}{JOURNAL}").write_bytes(bytes(10_000))
+    JournalWriter(tmp_path, IDENTITY, VirtualClock(NS_PER_S), limit_bytes=40_000).close()
+    assert len(files(tmp_path, JOURNAL)) == 4  # three of them, and its own
+
+
+def test_a_disk_that_is_full_ends_the_journal_and_sampling_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape = _Tape(tmp_path)
+
+    def full(self: JournalWriter, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(JournalWriter, "_put", full)
+    for number in range(3):
+        tape.inner.answers["f"] = str(number)
+        assert tape.begin().read("f") == str(number)
+        tape.host.end()
+    assert tape.writer.ended
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"the journal in {tmp_path} ends here (No space left on device)")
+    tape.writer.close()
+
+
+def test_secrets_of_processes_never_reach_a_journal(tmp_path: Path) -> None:
+    tape = _Tape(tmp_path)
+    tape.inner.answers |= {
+        "proc/7/environ": b"RANK=3\0WANDB_API_KEY=hunter2\0",
+        "proc/7/cmdline": b"python\0--api-key=hunter2\0--lr=1\0",
+    }
+    host = tape.begin()
+    assert b"hunter2" in host.read_bytes("proc/7/environ", keep=False)
+    assert b"hunter2" in host.read_bytes("proc/7/cmdline", keep=False)
+    host.end()
+    (line,) = tape.lines()
+    player = ReplayHost()
+    player.load(line["clocks"], line["answers"])  # type: ignore[arg-type]
+    assert player.read_bytes("proc/7/environ") == b"RANK=3"
+    assert player.read_bytes("proc/7/cmdline") == b"python\0--api-key=***\0--lr=1\0"
+    (path,) = files(tmp_path, JOURNAL)
+    assert b"hunter2" not in gzip.decompress(path.read_bytes())
 
 
 def test_a_journal_cut_off_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
     clock = VirtualClock(1000 * NS_PER_S)
-    path = tmp_path / "x.jsonl.gz"
-    writer = JournalWriter(path, IDENTITY, clock)
+    writer = JournalWriter(tmp_path, IDENTITY, clock)
+    (path,) = files(tmp_path, JOURNAL)
     for number in range(50):
-        writer.add({"collector": "x", "n": number})
+        writer.add({"collector": "x", "n": number}, writer.number)
         clock.advance(NS_PER_S // 2)
     writer.close()
     data = path.read_bytes()

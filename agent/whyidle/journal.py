@@ -2,7 +2,9 @@
 
 One gzipped JSON line for each run of a collector: its clock readings, and the answers - and
 errors - that differ from those it got before. A question never asked is "not recorded", which is
-not the same as a file that is not there. Off unless asked for, and bounded.
+not the same as a file that is not there. Off unless asked for, and bounded: a journal is followed
+by the next, which tells everything anew, and the oldest goes. Secrets of processes never reach the
+disk: of an environment only what is looked at is written, command lines are masked.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import logging
 import threading
 import zlib
 from collections.abc import Callable, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 from whyidle.clock import NS_PER_S, Clock
+from whyidle.collect.process_job import listed_variables
+from whyidle.collect.process_secrets import mask_command
 from whyidle.host import (
     Answer,
     Argument,
@@ -27,13 +33,16 @@ from whyidle.host import (
     NvmlUnavailableError,
     Stat,
 )
-from whyidle.layout import Identity
+from whyidle.layout import JOURNAL, Identity, files, stem
 from whyidle.runner import Due
 from whyidle.schema import VERSION
 
 FORMAT = "whyidle.journal/1"
-# Some hours of a busy node; whoever debugs for longer says so.
+# What the journals of a boot take together: some hours of a busy node.
 LIMIT_BYTES = 64 << 20
+# How many journals that are: the oldest goes as a whole.
+PIECES = 4
+LOG = logging.getLogger("whyidle.journal")
 # Clock readings by the method that gave them.
 CLOCKS = ("mono_ns", "boot_ns", "wall_ns", "process_cpu_ns", "thread_cpu_ns")
 
@@ -48,70 +57,132 @@ def question(kind: str, *args: Argument) -> str:
 
 
 class JournalWriter:
-    """Appends lines to a gzip file; a killed process loses about the last second."""
+    """Appends lines to gzip files of a folder; a killed process loses about the last second.
 
-    __slots__ = ("_clock", "_file", "_flushed_ns", "_limit", "_lock", "_packer", "full", "size")
+    `number` counts the files that it began: whoever tells only what changed begins anew with each.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_file",
+        "_flushed_ns",
+        "_folder",
+        "_identity",
+        "_limit",
+        "_lock",
+        "_packer",
+        "_size",
+        "number",
+    )
 
     def __init__(
-        self, path: Path, identity: Identity, clock: Clock, *, limit_bytes: int = LIMIT_BYTES
+        self, folder: Path, identity: Identity, clock: Clock, *, limit_bytes: int = LIMIT_BYTES
     ) -> None:
+        self._folder = folder
+        self._identity = identity
         self._clock = clock
         self._limit = limit_bytes
         self._lock = threading.Lock()
+        self._file: FileIO | None = None
         self._packer = zlib.compressobj(6, zlib.DEFLATED, 31)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("xb", buffering=0)
-        self._flushed_ns = clock.mono_ns()
-        self.size = 0
-        self.full = False
-        head = {
-            "format": FORMAT,
-            "schema_version": VERSION,
-            "node": identity.node,
-            "boot_id": identity.boot_id,
-            "begin_ns": self._flushed_ns,
-            "begin_wall_ns": clock.wall_ns(),
-        }
-        self.add(head)
+        self._flushed_ns = 0
+        self._size = 0
+        self.number = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._begin()
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Append a line; from the first that does not fit on, nothing more is taken."""
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is written, as after a disk was full."""
+        return self._file is None
+
+    def add(self, line: Mapping[str, Any], number: int) -> None:
+        """Append a line that begins from what file `number` holds; of an older one it is left."""
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         with self._lock:
-            if self.full:
+            if self._file is None or number != self.number:
                 return
-            packed = self._packer.compress(data)
-            now = self._clock.mono_ns()
-            if now - self._flushed_ns >= NS_PER_S:
-                packed += self._packer.flush(zlib.Z_SYNC_FLUSH)
-                self._flushed_ns = now
             try:
-                self._put(packed)
-            except OSError:
-                self.full = True  # a disk without room ends the journal, never the sampler
-                return
-            if self.size >= self._limit:
-                self._end()
+                self._append(data)
+                if self._size >= self._limit // PIECES:
+                    self._finish()
+                    self._begin()
+            except OSError as error:
+                self._give_up(error)
 
     def close(self) -> None:
         """Finish the file."""
         with self._lock:
-            if not self.full:
-                self._end()
-            self._file.close()
+            try:
+                self._finish()
+            except OSError as error:
+                self._give_up(error)
 
-    def _end(self) -> None:
-        self.full = True
-        try:
+    def _append(self, data: bytes) -> None:
+        packed = self._packer.compress(data)
+        now = self._clock.mono_ns()
+        if now - self._flushed_ns >= NS_PER_S:
+            packed += self._packer.flush(zlib.Z_SYNC_FLUSH)
+            self._flushed_ns = now
+        self._put(packed)
+
+    def _begin(self) -> None:
+        self._bound()
+        now, wall = self._clock.mono_ns(), self._clock.wall_ns()
+        for nudge in range(1000):  # a name is taken only if two began in one millisecond
+            path = self._folder / (stem(wall, now + nudge * 1_000_000) + JOURNAL)
+            try:
+                self._file = FileIO(path, "x")
+            except FileExistsError:
+                continue
+            break
+        self._packer = zlib.compressobj(6, zlib.DEFLATED, 31)
+        self._flushed_ns, self._size = now, 0
+        self.number += 1
+        head = {
+            "format": FORMAT,
+            "schema_version": VERSION,
+            "node": self._identity.node,
+            "boot_id": self._identity.boot_id,
+            "begin_ns": now,
+            "begin_wall_ns": wall,
+        }
+        self._append(json.dumps(head, separators=(",", ":")).encode() + b"\n")
+
+    def _bound(self) -> None:
+        """Delete the oldest journals, so that with a new one they stay within the limit."""
+        sizes = {path: path.stat().st_size for path in files(self._folder, JOURNAL)}
+        left = self._limit - self._limit // PIECES
+        total = sum(sizes.values())
+        for path, size in sizes.items():
+            if total <= left:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+
+    def _finish(self) -> None:
+        if self._file is not None:
             self._put(self._packer.flush())
-        except OSError:
-            return  # readers take a file that is cut off
+            self._file.close()
+            self._file = None
+
+    def _give_up(self, error: OSError) -> None:
+        """End for good: a disk without room ends the journal, never the sampler."""
+        LOG.warning(
+            "the journal in %s ends here (%s); free space and start again to go on with it",
+            self._folder,
+            error.strerror or error,
+        )
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _put(self, data: bytes) -> None:
+        assert self._file is not None
         done = 0
         while done < len(data):
             done += self._file.write(data[done:]) or 0
-        self.size += len(data)
+        self._size += len(data)
 
 
 class _RecordingClock:
@@ -158,13 +229,14 @@ class RecordingHost:
     It is the run's observer as well: a line is written when the run ends.
     """
 
-    __slots__ = ("_asked", "_clock", "_inner", "_known", "_run", "_writer")
+    __slots__ = ("_asked", "_clock", "_inner", "_known", "_number", "_run", "_writer")
 
     def __init__(self, inner: Host, writer: JournalWriter) -> None:
         self._inner = inner
         self._writer = writer
         self._clock = _RecordingClock(inner.clock)
         self._known: dict[str, Outcome] = {}
+        self._number = writer.number
         self._asked: dict[str, list[Outcome]] = {}
         self._run: dict[str, Any] = {}
 
@@ -177,6 +249,9 @@ class RecordingHost:
         """Begin a line."""
         self._run = {"collector": collector, **due._asdict()}
         self._asked = {}
+        if self._number != self._writer.number:
+            self._number = self._writer.number
+            self._known = {}
         for readings in self._clock.readings.values():
             readings.clear()
 
@@ -189,7 +264,7 @@ class RecordingHost:
         }
         self._known.update({key: outcomes[-1] for key, outcomes in self._asked.items()})
         clocks = {name: _deltas(values) for name, values in self._clock.readings.items() if values}
-        self._writer.add({**self._run, "clocks": clocks, "answers": changed})
+        self._writer.add({**self._run, "clocks": clocks, "answers": changed}, self._number)
 
     def read(self, path: str) -> str:
         """Pass the question on."""
@@ -200,7 +275,7 @@ class RecordingHost:
         return self._note(
             question("read_bytes", path),
             lambda: self._inner.read_bytes(path, keep=keep),
-            lambda data: {"b": base64.b64encode(data).decode()},
+            lambda data: {"b": base64.b64encode(_without_secrets(path, data)).decode()},
         )
 
     def names(self, path: str) -> tuple[str, ...]:
@@ -256,6 +331,13 @@ class RecordingHost:
             raise
         self._asked.setdefault(key, []).append(encode(answer))
         return answer
+
+
+def _without_secrets(path: str, data: bytes) -> bytes:
+    """Return a file as it may be written down: rows are made from the rest all the same."""
+    if path.endswith("/environ"):
+        return listed_variables(data)
+    return mask_command(data) if path.endswith("/cmdline") else data
 
 
 def _plain(answer: object) -> Outcome:

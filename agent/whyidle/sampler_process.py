@@ -14,7 +14,7 @@ from whyidle.collect import ALL
 from whyidle.collect.collector import Collector
 from whyidle.host import Host, NvmlSource
 from whyidle.journal import JournalWriter, RecordingHost
-from whyidle.layout import JOURNAL, SAMPLER_LOCK, identify, stem
+from whyidle.layout import SAMPLER_LOCK, identify
 from whyidle.live import Watched, live_host
 from whyidle.release import ReleasedNvml
 from whyidle.sampler import Sampler
@@ -86,8 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     doors = Doors(options.root, watched, host, nvml)
     if options.journal:
-        name = stem(clock.wall_ns(), clock.mono_ns()) + JOURNAL
-        doors.journal = JournalWriter(folder / "journal" / name, identity, clock)
+        doors.journal = JournalWriter(folder / "journal", identity, clock)
     spool = SpoolWriter(folder / "spool", identity, clock)
     progress = Progress()
     sampler = Sampler(

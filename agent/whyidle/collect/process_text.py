@@ -201,7 +201,7 @@ def parse_io(data: bytes) -> tuple[int | None, int | None, int | None, int | Non
 
 
 def parse_command(data: bytes) -> str | None:
-    """Return the command line in one line, without secrets; None for a kernel thread or a zombie."""
+    """Return the command line without secrets, in one line; None: a kernel thread or a zombie."""
     words = mask_command(data)[:COMMAND_BYTES].rstrip(b"\0").replace(b"\0", b" ")
     return words.decode("utf-8", "replace") or None
 
