@@ -24,7 +24,8 @@ from whyidle.table import Row
 
 LOG = logging.getLogger("whyidle.sampler")
 FLUSH_NS = NS_PER_S
-# Seconds of rows that wait for a disk that does not answer; 10 kB each.
+# Seconds of rows that wait for a disk that does not answer: 0.3 MB each on a busy node. What comes
+# after that is lost, and counted.
 QUEUE_LIMIT = 60
 SELF_EVERY_FLUSHES = 5
 # Threads begin this much apart, so that they do not wake at the same time and wait for each other's
@@ -151,7 +152,16 @@ class Written:
 class BlockWriter:
     """Writes blocks to the spool, in the calling thread; counts what a full disk loses."""
 
-    __slots__ = ("_buffer", "_clock", "_failing", "_on_written", "_spool", "written")
+    __slots__ = (
+        "_buffer",
+        "_clock",
+        "_failing",
+        "_lock",
+        "_on_written",
+        "_overflowing",
+        "_spool",
+        "written",
+    )
 
     def __init__(
         self,
@@ -165,6 +175,8 @@ class BlockWriter:
         self._clock = clock
         self._buffer = buffer
         self._failing = False
+        self._overflowing = False
+        self._lock = threading.Lock()  # the loop counts too what it has no room for
         self.written = Written()
 
     def write(self, block: Block) -> None:
@@ -178,19 +190,33 @@ class BlockWriter:
                 LOG.error("cannot write the spool: %s", describe(error))
             self._failing = True
         else:
-            if self._failing:
+            if self._failing or self._overflowing:
                 LOG.info("the spool is written again")
-            self._failing = False
+            self._failing = self._overflowing = False
         for sentence in self._spool.refused:
-            self.written.rows_lost += 1
+            with self._lock:
+                self.written.rows_lost += 1
             self._tell("refused", sentence.split(" ", 1)[0], sentence)
         self._spool.refused.clear()
         self.written.written_bytes = self._spool.written_bytes
         self._on_written()
 
     def lose(self, block: Block) -> None:
-        """Count a block that there was no time to write."""
-        self.written.rows_lost += sum(len(rows) for rows in block.values())
+        """Count a block that was not written."""
+        with self._lock:
+            self.written.rows_lost += sum(len(rows) for rows in block.values())
+
+    def overflow(self, block: Block) -> None:
+        """Lose a block for which there is no room, and say so."""
+        self.lose(block)
+        self._tell(
+            "failed", "spool", f"the disk does not answer: rows are lost after {QUEUE_LIMIT} s"
+        )
+        if not self._overflowing:
+            LOG.error(
+                "the disk has not taken a row for %d s: rows are lost until it does", QUEUE_LIMIT
+            )
+        self._overflowing = True
 
     def close(self) -> None:
         """Finish the piece."""
@@ -224,13 +250,17 @@ class WriterThread:
         try:
             self._blocks.put_nowait(block)
         except queue.Full:
-            self._writer.lose(block)
+            self._writer.overflow(block)
 
     def close(self) -> None:
         """Write what is queued and finish the piece, within JOIN_S."""
         with suppress(queue.Full):
             self._blocks.put(None, timeout=JOIN_S)
         self._thread.join(JOIN_S)
+        if self._thread.is_alive():
+            LOG.error(
+                "the disk does not answer: the last %d s of rows are lost", self._blocks.qsize()
+            )
 
     def _run(self) -> None:
         while (block := self._blocks.get()) is not None:
