@@ -8,7 +8,6 @@ No recorded tree has NVMe over TCP or RDMA with ANA, nor all kinds of file syste
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +16,6 @@ from pathlib import Path
 from trees import FIXTURES, write
 
 FOLDER = FIXTURES / "storage-synthetic"
-# A link of a recorded tree that became a file with the link's target as its text.
-_LINK_TEXT = re.compile(rb"(\.\./)+[\w./:+-]+|[\w.:-]+(/[\w.:-]+)+")
 _SUBSYSTEMS = "sys/devices/virtual/nvme-subsystem"
 
 
@@ -41,18 +38,6 @@ class Tree:
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(os.path.relpath(target, Path(name).parent))
-
-
-def relinked(source: Path, root: Path) -> None:
-    """Copy a recorded tree below `root`, its links made links again where they became files."""
-    shutil.copytree(source, root, symlinks=True)
-    for path in root.rglob("*"):
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > 200:
-            continue
-        text = path.read_bytes()
-        if _LINK_TEXT.fullmatch(text):
-            path.unlink()
-            path.symlink_to(text.decode())
 
 
 def _disk(tree: Tree, place: str, number: str, sectors: int, nsid: int | None = None) -> None:
@@ -357,6 +342,27 @@ def gds(tree: Tree) -> None:
     tree.files["proc/driver/nvidia-fs/peer_distance"] = _PEERS
 
 
+_CEPH = """\
+item          total       avg_lat(us)     min_lat(us)     max_lat(us)     stdev(us)
+-----------------------------------------------------------------------------------
+read          1200        9000            1000            100000          607
+write         0           0               0               0               0
+"""
+_WEKA = """\
+IO type:            UM Average      UM Longest      KM Average      KM Longest      IO count
+----------------------------------------------------------------------------------------------
+read:               117 us          3105 us         6485 ns         436709 ns       4079 (1204)
+write:              0 us            0 us            0 ns            0 ns            0
+"""
+
+
+def parallel_fs(tree: Tree) -> None:
+    """A client of Ceph and one of Weka."""
+    tree.files["sys/kernel/debug/ceph/11111111-synthetic.client7/metrics/latency"] = _CEPH
+    tree.files["sys/kernel/debug/ceph/11111111-synthetic.client7/metrics/size"] = ""
+    tree.files["proc/wekafs/stat"] = _WEKA
+
+
 PARTS: tuple[Callable[[Tree], None], ...] = (
     local_drive,
     tcp_target,
@@ -366,6 +372,7 @@ PARTS: tuple[Callable[[Tree], None], ...] = (
     lustre,
     fuse,
     gds,
+    parallel_fs,
 )
 
 

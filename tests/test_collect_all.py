@@ -24,6 +24,7 @@ from whyidle.faults import ALL_FAULTS, FaultHost
 from whyidle.host import Answer, Argument, Host, LiveHost, NvmlError
 from whyidle.schema import (
     TABLES,
+    FileUse,
     GdsGpu,
     GdsPeer,
     GpuActivity,
@@ -46,6 +47,7 @@ UUIDS = ("GPU-a", "GPU-b")
 # Tables that others write: the sampler about itself, readers of traces, and the keeper's ledger.
 LEDGER = {"ledger_minute", "ledger_total", "settled", "settled_gpu", "settlement"}
 RARE_STORAGE = (
+    FileUse,
     GdsGpu,
     GdsPeer,
     LustreTarget,

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import pytest
 
-from storage_tree import FOLDER, Tree, node, relinked
+from storage_tree import FOLDER, Tree, node
+from sysfs_links import relinked
 from trees import BEGIN_NS, damaged, gather, host_of, shared, write
 from whyidle.clock import NS_PER_S, VirtualClock
 from whyidle.collect.collector import Collect, NoData

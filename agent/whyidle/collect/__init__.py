@@ -25,6 +25,7 @@ from whyidle.collect.net_link import NET_LINK
 from whyidle.collect.nfs import NFS
 from whyidle.collect.numa import NUMA
 from whyidle.collect.nvme import NVME
+from whyidle.collect.parallel_fs import PARALLEL_FS
 from whyidle.collect.pcie_gpudirect import GPUDIRECT
 from whyidle.collect.pcie_link import PCIE_LINK
 from whyidle.collect.pressure import PRESSURE
@@ -71,4 +72,5 @@ ALL: tuple[Collector, ...] = (
     LUSTRE,
     FUSE,
     GDS,
+    PARALLEL_FS,
 )

@@ -56,6 +56,7 @@ from whyidle.schema.storage import (
     NvmeController,
     NvmeNamespace,
     NvmePath,
+    ParallelFsOp,
 )
 from whyidle.table import Row
 
@@ -101,6 +102,7 @@ TABLES: tuple[type[Row], ...] = (
     NvmeController,
     NvmeNamespace,
     NvmePath,
+    ParallelFsOp,
     PcieLink,
     Pressure,
     Probe,
@@ -163,6 +165,7 @@ __all__ = [
     "NvmeController",
     "NvmeNamespace",
     "NvmePath",
+    "ParallelFsOp",
     "PcieLink",
     "Pressure",
     "Probe",

@@ -372,3 +372,18 @@ class GdsPeer:
     link_width: int | None = gauge("Lanes of its link.")
     link_generation: int | None = gauge("PCIe generation of its link.")
     numa_node: int | None = label("Its memory node.")
+
+
+@table
+class ParallelFsOp:
+    """An operation of CephFS or WekaFS, every five seconds, if it was ever used."""
+
+    TABLE: ClassVar[str] = "parallel_fs_op"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    file_system: str = key("weka, or ceph with the cluster and the number of the client.")
+    op: str = key("read, write, metadata ... as the file system calls it.")
+    ops: int | None = counter("Operations completed.")
+    mean_us: int | None = gauge("Their mean time since the counters began.", unit="us")
+    longest_us: int | None = gauge("The longest.", unit="us")
+    total_bytes: int | None = counter("Bytes moved; NULL where not counted.", unit="bytes")
