@@ -45,6 +45,7 @@ def window(causes: dict[str, float], idle_s: float) -> dict[str, Any]:
     return {
         "name": "training",
         "rank": 0,
+        "steps": 100,
         "wall_s": 20.0,
         "idle_s": idle_s,
         "stall_s": stall_s,
@@ -52,7 +53,10 @@ def window(causes: dict[str, float], idle_s: float) -> dict[str, Any]:
     }
 
 
-def truth(role: str = "stall", allowed: tuple[str, ...] = ()) -> dict[str, Any]:
+def truth(
+    role: str = "stall", allowed: tuple[str, ...] = (), own_s: float | None = None
+) -> dict[str, Any]:
+    baseline = None if own_s is None else [{"steps": 100, "wall_s": 10.0, "idle_s": own_s}]
     return {
         "kind": "k",
         "strength": "s",
@@ -60,6 +64,7 @@ def truth(role: str = "stall", allowed: tuple[str, ...] = ()) -> dict[str, Any]:
         "subcause": "fuse_read",
         "allowed": list(allowed),
         "probe": True,
+        "baseline": baseline,
         "foreign_cpu_s": 0.0,
     }
 
@@ -94,6 +99,12 @@ def test_of_a_control_all_that_is_named_is_blamed_but_what_is_allowed() -> None:
     assert (row.wrong_s, row.blamed_share, row.wrong_of_idle_share) == (6.0, 0.3, 0.6)
 
 
+def test_of_a_rank_without_a_stall_its_own_idle_time_may_be_charged() -> None:
+    row = score(truth(own_s=5.0), window({}, 10.0), CHARGED, probe=True)
+    assert row.wrong_s == pytest.approx(7.0 - 5.0 - 0.13)
+    assert score(truth(), window({}, 10.0), CHARGED, probe=True).wrong_s == 7.0
+
+
 def test_a_mixture_is_off_by_its_worst_cause() -> None:
     due = {"storage": 5.0, "cpu_preprocessing": 5.0}
     row = score(truth("mixture"), window(due, 10.0), CHARGED, probe=True)
@@ -107,7 +118,8 @@ def test_every_scenario_can_be_read() -> None:
             scenario = load(kind, strength)
             assert scenario.setup.epoch_batches > 0
             blamed = scenario.role in ("stall", "mixture")
-            assert bool(scenario.causes or scenario.by_phases or scenario.victims) >= blamed
+            told = scenario.causes or scenario.by_phases or scenario.victims or scenario.by_waiting
+            assert bool(told) >= blamed
             # A stall that is told by its counterfactual has one.
             assert (scenario.baseline is not None) == bool(scenario.causes or scenario.victims)
 

@@ -103,8 +103,10 @@ def score(
         for cause, seconds in named.items()
         if cause not in truth["allowed"]
     }
-    # Beside a stall, the job's own idle time may be charged to anybody, and edges are blurred.
-    wrong_s = max(0.0, sum(beyond.values()) - ((idle_s - stall_s) + EDGE_S if due else 0.0))
+    # The job's own idle time may be charged to anybody, and edges are blurred.
+    own_s = idle_s - stall_s if due else _own_s(truth, window)
+    slack_s = own_s + EDGE_S if due or truth["baseline"] else 0.0
+    wrong_s = max(0.0, sum(beyond.values()) - slack_s)
     right_s = sum(min(named.get(cause, 0.0), seconds) for cause, seconds in due.items())
     subcause = truth["subcause"]
     exact_s = sum(s for (cause, sub), s in charged.items() if cause in due and sub == subcause)
@@ -132,6 +134,14 @@ def score(
         foreign_cpu_s=truth["foreign_cpu_s"],
         bars=bars(truth, window),
     )
+
+
+def _own_s(truth: Mapping[str, Any], window: Mapping[str, Any]) -> float:
+    """What the job idles by itself in so many steps, by the counterfactual; seconds."""
+    if not truth["baseline"]:
+        return 0.0
+    calm = truth["baseline"][window["rank"]]
+    return min(float(window["idle_s"]), window["steps"] * float(calm["idle_s"]) / calm["steps"])
 
 
 def stretch(window: Mapping[str, Any]) -> str:
