@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,6 +31,7 @@ from whyidle.store import Recording
 from world.machine import IDENTITY, Machine
 
 SOURCES = (CLOCKS, GPU_ACTIVITY, PROCESS)
+TICK_S = 0.125
 PYTHON = [sys.executable, "-X", "faulthandler", "-m"]
 
 
@@ -75,27 +77,68 @@ def _newer(recording: Path, before: set[Path]) -> set[Path]:
     return set(pieces(recording)) - before
 
 
+class Metronome:
+    """Wakes a hundred times a second, and knows how late it was at most: 0 on a quiet machine."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._late_s = 0.0
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Metronome:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def late_s(self) -> float:
+        """Return the most since this was last asked."""
+        late, self._late_s = self._late_s, 0.0
+        return late
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._stop.is_set():
+            due += 0.01
+            time.sleep(max(0.0, due - time.monotonic()))
+            self._late_s = max(self._late_s, time.monotonic() - due)
+
+
 def kill_samplers(
-    child: list[subprocess.Popen[bytes]], recording: Path, moments: int, seed: int
+    child: list[subprocess.Popen[bytes]],
+    recording: Path,
+    moments: int,
+    seed: int,
+    *,
+    grace_s: float = 0.0,
 ) -> None:
     generator = random.Random(seed)
     clock = LiveHost("/", VirtualClock())
     boot8 = identify(clock).boot8
     clock.close()
-    for moment in range(moments):
-        before = set(pieces(recording))
-        sampler = start(child, "whyidle.sampler_process", str(recording), "--node", "n")
-        wait_for(partial(_newer, recording, before))
-        time.sleep(generator.uniform(0.0, 1.3 if moment % 4 else 2.6))
-        assert sampler.poll() is None
-        killed_ns = time.monotonic_ns()
-        kill(sampler)
-        with Recording([recording]) as opened:
-            assert opened.damaged == []
-            newest = opened.con.execute("SELECT max(mono_ns) FROM tick").fetchone()
-        assert newest is not None
-        # A second between flushes, and what the machine's other work delays the flush by.
-        assert killed_ns - newest[0] < 1.8 * NS_PER_S
+    worst = 0.0
+    with Metronome() as metronome:
+        for moment in range(moments):
+            before = set(pieces(recording))
+            sampler = start(child, "whyidle.sampler_process", str(recording), "--node", "n")
+            wait_for(partial(_newer, recording, before))
+            metronome.late_s()
+            time.sleep(generator.uniform(0.0, 1.3 if moment % 4 else 2.6))
+            assert sampler.poll() is None
+            killed_ns = time.monotonic_ns()
+            kill(sampler)
+            late_s = metronome.late_s()
+            with Recording([recording]) as opened:
+                assert opened.damaged == []
+                newest = opened.con.execute("SELECT max(mono_ns) FROM tick").fetchone()
+            assert newest is not None
+            lost_s = (killed_ns - newest[0]) / NS_PER_S
+            worst = max(worst, lost_s)
+            # A second between flushes, a tick, and what other work of the machine delays both by.
+            assert lost_s <= 1.0 + TICK_S + max(grace_s, 3 * late_s), (lost_s, late_s)
+    print(f"{moments} kills: at most {worst:.3f} s lost")  # noqa: T201 - shown by -s
     assert len(pieces(recording)) == moments
     assert {path.parent.parent.name for path in pieces(recording)} == {boot8}
 
@@ -103,14 +146,14 @@ def kill_samplers(
 def test_a_sampler_killed_at_any_moment_loses_at_most_a_second(
     child: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    kill_samplers(child, tmp_path, 6, seed=1)
+    kill_samplers(child, tmp_path, 6, seed=1, grace_s=0.7)
 
 
 @pytest.mark.slow
 def test_a_sampler_killed_at_a_hundred_moments(
     child: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    kill_samplers(child, tmp_path, 100, seed=2)
+    kill_samplers(child, tmp_path, 100, seed=2, grace_s=0.05)
 
 
 def test_a_sampler_that_is_told_to_stop_loses_nothing(
