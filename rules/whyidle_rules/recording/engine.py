@@ -31,7 +31,7 @@ from whyidle_rules.recording import jobs as jobs_of
 from whyidle_rules.recording.fill import gpu_evidence
 from whyidle_rules.recording.jobs import Waits
 from whyidle_rules.recording.known import Known
-from whyidle_rules.recording.series import Array
+from whyidle_rules.recording.series import Array, numbered
 from whyidle_rules.recording.spans import Machine
 from whyidle_rules.recording.windows import Gpu
 from whyidle_rules.rule import Rule
@@ -131,7 +131,7 @@ def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) 
 def _insert(con: duckdb.DuckDBPyConnection, columns: Mapping[str, Array]) -> None:
     """Insert columns into `evidence`, those that are wholly unknown as nothing but NULL."""
     arrays: dict[str, Array] = {}
-    words: dict[str, list[str]] = {}
+    words: dict[str, list[str | None]] = {}
     body = ", ".join(
         f"{_expression(column, columns[column.name], arrays, words)} AS {quoted(column.name)}"
         for column in evidence.COLUMNS
@@ -144,18 +144,20 @@ def _insert(con: duckdb.DuckDBPyConnection, columns: Mapping[str, Array]) -> Non
 
 
 def _expression(
-    column: evidence.Column, values: Array, arrays: dict[str, Array], words: dict[str, list[str]]
+    column: evidence.Column,
+    values: Array,
+    arrays: dict[str, Array],
+    words: dict[str, list[str | None]],
 ) -> str:
     """Put a column into `arrays` and `words`; return the SQL that reads it."""
     name = quoted(column.name)
     if column.type == "VARCHAR":
-        # Numbers of words, as DuckDB takes long over arrays of Python's objects; 0 reads as NULL.
-        seen: dict[str | None, int] = {None: 0}
-        numbers = (seen.setdefault(value, len(seen)) for value in values.tolist())
-        arrays[column.name] = np.fromiter(numbers, dtype=np.int64, count=len(values))
-        if len(seen) == 1:
+        # Numbers of words, as DuckDB takes long over arrays of Python's objects.
+        numbers, found = numbered(values)
+        if found == [None]:
             return "NULL"
-        words[column.name] = [word for word in seen if word is not None]
+        arrays[column.name] = numbers + 1
+        words[column.name] = found
         return f"${column.name}[{name}]"
     arrays[column.name] = values
     if column.type == "BIGINT":

@@ -11,27 +11,28 @@ from __future__ import annotations
 
 import numpy as np
 
+from whyidle.clock import NS_PER_S
+from whyidle_rules.intervals import Ints
 from whyidle_rules.recording.series import Floats
 
-# A job changes: ten seconds of windows are taken together.
-BLOCK = 80
+# A job changes: ten seconds of windows are taken together, wherever a range of them begins.
+BLOCK_NS = 10 * NS_PER_S
 # Windows with less waiting than this show what the rest of the time is like.
 HARDLY_RATIO = 0.2
 WINDOWS_LEAST = 2
 
 
-def exposed(wait: Floats, empty: Floats, length: Floats) -> Floats:
-    """Return how much of each wait the GPU was empty for; seconds, by window; NaN stays NaN."""
+def exposed(wait: Floats, empty: Floats, length: Floats, starts: Ints) -> Floats:
+    """Return how much of each wait the GPU was empty for; seconds, by window; NaN stays NaN.
+
+    `starts` are the times at which the windows begin, in order, ns.
+    """
     out = np.minimum(wait, empty)
-    for begin in range(0, len(out), BLOCK):
-        # A short rest is taken with the block before it.
-        last = begin + 2 * BLOCK > len(out)
-        rows = slice(begin, len(out) if last else begin + BLOCK)
-        other = np.maximum(length[rows] - wait[rows], 0.0)
-        beside = _rate(wait[rows], empty[rows], other, length[rows]) * other
-        out[rows] = np.minimum(wait[rows], np.maximum(empty[rows] - beside, 0.0))
-        if last:
-            break
+    edges = np.flatnonzero(np.diff(starts // BLOCK_NS)) + 1
+    for part in np.split(np.arange(len(out)), edges):
+        other = np.maximum(length[part] - wait[part], 0.0)
+        beside = _rate(wait[part], empty[part], other, length[part]) * other
+        out[part] = np.minimum(wait[part], np.maximum(empty[part] - beside, 0.0))
     return out
 
 

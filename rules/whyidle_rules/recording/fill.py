@@ -30,6 +30,11 @@ from whyidle_rules.recording.windows import Gpu
 SATURATED_RATIOS = (0.7, 0.9)
 # Written in one empty stretch by the launching process: more than a log, less than any checkpoint.
 BULK_WRITE_BYTES = 4 << 20
+# Around a window: readings are a second apart, so that growth is told a second too widely.
+WRITES_HALF_NS = NS_PER_S
+GROWS_BYTES = 1 << 20
+# Of its time, after a bulk write: it waits for that to reach the device.
+BLOCKED_RATIO = 0.2
 
 
 class _Table:
@@ -271,7 +276,7 @@ def _share_out(
     if probed:
         others = [values for name, values in certain.items() if name != phases.WAIT]
         left = empty - np.add.reduce([np.nan_to_num(values) for values in others]) / 1e9
-        wait = exposed(certain[phases.WAIT] / 1e9, np.maximum(left, 0.0), length)
+        wait = exposed(certain[phases.WAIT] / 1e9, np.maximum(left, 0.0), length, gpu.t0[rows])
         certain = {**certain, phases.WAIT: wait * 1e9}
     # A wait that is not known takes nothing from what is.
     total = np.add.reduce([np.nan_to_num(values) for values in certain.values()]) / 1e9
@@ -305,8 +310,11 @@ def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certai
     awake = main.run + main.io
     used = np.minimum(left - ready, length * awake)
     per = np.where(awake > 0, used / np.where(awake > 0, awake, 1.0), 0.0)
-    writing = _writing(gpu, proc, rows)
+    writing = _writing(gpu, proc, rows, main)
     unknown = np.isnan(awake + ready) | ~certain
+    if not (table.columns["probed"][rows] > 0).any():
+        # Without a page a checkpoint shows in what is written alone.
+        unknown |= np.isnan(writing)
     parts = {
         "main_run_s": per * main.run,
         "main_ready_s": ready,
@@ -315,24 +323,32 @@ def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certai
     }
     # Who writes in bulk and sleeps meanwhile waits for what it writes.
     bulk = parts["main_run_s"] + parts["main_blocked_s"] + parts["main_asleep_s"]
-    parts["writing_s"] = np.where(writing, bulk, 0.0)
+    parts["writing_s"] = np.where(writing > 0, bulk, 0.0)
     for name in ("main_run_s", "main_blocked_s", "main_asleep_s"):
-        parts[name] = np.where(writing, 0.0, parts[name])
+        parts[name] = np.where(writing > 0, 0.0, parts[name])
     for name, values in parts.items():
         table.put(name, rows, np.where(unknown, np.nan, values))
 
 
-def _writing(gpu: Gpu, proc: Proc, rows: slice) -> Truths:
-    """Return in which windows an empty stretch went on in which the process wrote in bulk."""
+def _writing(gpu: Gpu, proc: Proc, rows: slice, main: Shares) -> Floats:
+    """Return in which wholly empty windows the process wrote in bulk: 1 or 0, NaN for unknown.
+
+    It did where its writes grew, in a stretch in which they grew by much, and for as long after
+    that as it is blocked: what was written goes to the device then.
+    """
     void = gpu.busy[rows] <= WHOLLY_EMPTY_RATIO
-    out = np.zeros(len(void), dtype=bool)
+    out = np.zeros(len(void))
     own = proc.rows
+    t0, t1 = gpu.t0[rows], gpu.t1[rows]
     # Pages of a block device that it made dirty, or what it gave to write() for any other.
     written = [
         counter(own["mono_ns"].astype(np.int64), own[name], gap_ns=GAP_NS)
         for name in ("write_bytes", "wchar_bytes")
     ]
-    t0, t1 = gpu.t0[rows], gpu.t1[rows]
+    if all(len(each.times) < 2 for each in written):
+        return np.where(void, np.nan, 0.0)
+    near = [each.around((t0 + t1) // 2, WRITES_HALF_NS, 0)[0] for each in written]
+    grows = np.maximum(*near) >= GROWS_BYTES
     edges = np.flatnonzero(np.diff(void.astype(np.int8))) + 1
     for part in np.split(np.arange(len(void)), edges):
         if not len(part) or not void[part[0]]:
@@ -341,5 +357,15 @@ def _writing(gpu: Gpu, proc: Proc, rows: slice) -> Truths:
         begin, end = int(t0[part[0]]) - NS_PER_S, int(t1[part[-1]]) + NS_PER_S
         middle = np.array([(begin + end) // 2], dtype=np.int64)
         grown = [each.around(middle, (end - begin) // 2, 0)[0][0] for each in written]
-        out[part] = max(grown) >= BULK_WRITE_BYTES
+        if max(grown) >= BULK_WRITE_BYTES:
+            out[part] = _while_written(grows[part], main.io[part] >= BLOCKED_RATIO)
+    return out
+
+
+def _while_written(grows: Truths, blocked: Truths) -> Floats:
+    """Return 1 where writes grow, and on from there while the process is blocked; else 0."""
+    out = grows.astype(np.float64)
+    for place in range(1, len(out)):
+        if out[place - 1] and blocked[place]:
+            out[place] = 1.0
     return out

@@ -259,10 +259,10 @@ def _untimed(rows: Columns, known: Mapping[str, Ints]) -> dict[str, Counter]:
     total = total + under_way(rows["waiting_since_ns"])
     found = {WAIT: _beyond(times, total, known.get("data_wait", intervals.EMPTY))}
     for kind, (name, column) in _TOTALS.items():
-        total = rows[name].astype(np.float64)
+        total, spans = rows[name].astype(np.float64), known.get(kind, intervals.EMPTY)
         if kind != "gc":
             total = total + under_way(rows["phase_since_ns"], rows["phase"] == kind)
-        found[column] = _beyond(times, total, known.get(kind, intervals.EMPTY))
+        found[column] = _beyond(times, total, spans)
     return found
 
 

@@ -27,7 +27,7 @@ _IO_CHANNELS = (
 _FUSE_CHANNELS = "^(request_wait_answer|fuse_)"
 
 _QUERY = f"""
-SELECT pid, start_ns, mono_ns, parent_pid, kind,
+SELECT pid, start_ns, mono_ns, parent_pid,
   -- Where channels can be read, a sleeper without one woke up while it was looked at: no draw.
   CASE WHEN state IS NOT NULL AND NOT (state = 'S' AND wait_channel IS NULL
       AND coalesce(bool_or(wait_channel IS NOT NULL) OVER (PARTITION BY pid, start_ns), false))
@@ -128,16 +128,25 @@ def load(
             here,
         ).fetchall()
     }
+    # By the database: a day of a node has six million of these words.
+    kinds = {
+        (int(pid), int(start)): kind
+        for pid, start, kind in con.execute(
+            "SELECT pid, start_ns, arg_max(kind, mono_ns) FROM process WHERE node = $node"
+            " AND boot_id = $boot AND mono_ns BETWEEN $since AND $until AND pid IS NOT NULL"
+            " AND start_ns IS NOT NULL GROUP BY ALL",
+            at,
+        ).fetchall()
+    }
     found = Node(dated=boot_minus_mono is not None)
     for (pid, start_ns), rows in fetch(con, _QUERY, at).groups("pid", "start_ns").items():
         who = (int(pid), int(start_ns))
         info = infos.get(who, {})
-        kinds = [kind for kind in rows["kind"] if kind is not None]
         first, last = int(rows["mono_ns"][0]), int(rows["mono_ns"][-1])
         began = first if boot_minus_mono is None else int(start_ns) - int(boot_minus_mono)
         found.procs[who] = Proc(
             identity=who,
-            kind=kinds[-1] if kinds else info.get("kind"),
+            kind=kinds.get(who) or info.get("kind"),
             parent_pid=_whole(rows["parent_pid"][-1]),
             begin_ns=min(began, first),
             # A process says when Python ends, and is gone a moment later.
