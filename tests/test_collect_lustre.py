@@ -111,6 +111,14 @@ def test_damage_names_the_counter(tmp_path: Path) -> None:
             assert "lustre" in str(error)
     with pytest.raises(ValueError, match="read_bytes"):
         parse_stats("read_bytes x samples [bytes] 1 9 10")
+    for text in damaged(b'import:\n  state: FULL\n  current_connection: "a@o2ib"\n  inflight: 8\n'):
+        try:
+            found = parse_import(text.decode("utf-8", "replace"))
+        except ValueError as error:
+            assert "lustre" in str(error)
+        else:
+            assert found.state != ""
+    assert parse_import('inflight: ""').in_flight is None
     with pytest.raises(ValueError, match="inflight"):
         parse_import("rpcs:\n   inflight: many\n")
     base = "proc/fs/lustre"

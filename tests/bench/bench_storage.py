@@ -27,7 +27,7 @@ from whyidle.collect.collector import NoData
 from whyidle.live import Watched, live_host
 from whyidle.runner import PERIOD_S
 
-NAMES = ("block_device", "mount", "file_use", "nvme", "nfs", "lustre", "fuse", "gds")
+NAMES = ("block_device", "mount", "file_use", "nvme", "nfs", "lustre", "fuse", "gds", "parallel_fs")
 PROCESSES = 72
 DESCRIPTORS = 12
 RUNS = 70

@@ -63,8 +63,9 @@ def parse_import(text: str) -> Import:
     found: dict[str, str] = {}
     for line in text.splitlines():
         name, colon, value = line.strip().partition(":")
-        if colon and value.strip():
-            found.setdefault(name, value.strip(" \""))
+        # Newer versions put servers in quotes.
+        if colon and (known := value.strip(' "')):
+            found.setdefault(name, known)
 
     def number(name: str) -> int | None:
         return whole(found[name].split()[0], f"lustre: {name}") if name in found else None
