@@ -73,7 +73,7 @@ def test_after_a_failed_sample_windows_begin_anew(node: Standin, agent: GpuAgent
     time.sleep(0.11)
     node.state.fail("nvmlGpmSampleGet", 999, gpu=0, times=1)
     rows, problems = agent.run("gpu_activity", table="gpu_activity")
-    assert [row["uuid"] for row in rows] == [node.state.gpus[1].uuid]
+    assert [row["source"] for row in rows] == ["nvml", "gpm"]
     assert len(problems) == 1
     time.sleep(0.11)
     rows, problems = agent.run("gpu_activity")

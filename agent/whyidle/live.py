@@ -9,6 +9,7 @@ from pathlib import Path
 
 from whyidle.ask import askers
 from whyidle.clock import Clock
+from whyidle.dcgm import Dcgm
 from whyidle.ethtool import Ethtool
 from whyidle.host import Answer, Argument, LiveHost, NvmlSource
 from whyidle.link_events import LinkEvents
@@ -29,11 +30,16 @@ class Watched:
     probe_folders: tuple[str, ...] = ()
     gpus: dict[str, tuple[int, ...]] = field(default_factory=dict)
     listed: bool = False
+    gpm: frozenset[str] = frozenset()
 
     def found(self, uuid: str, pids: Iterable[int]) -> None:
         """Take note of the processes that have a context on a GPU."""
         self.gpus = {**self.gpus, uuid: tuple(pids)}
         self.listed = True
+
+    def gpm_told(self, uuid: str, works: bool) -> None:
+        """Take note of whether GPM tells of a GPU."""
+        self.gpm = self.gpm | {uuid} if works else self.gpm - {uuid}
 
     def answer(self) -> Answer:
         """Return {"gpu": pids or None while NVML has listed none, "commands": pids}."""
@@ -58,12 +64,14 @@ def live_host(
     return LiveHost(
         root,
         clock,
-        nvml=nvml if nvml is not None else Nvml(clock, on_processes=shared.found),
+        nvml=nvml if nvml is not None else Nvml(clock, on_processes=shared.found, on_gpm=shared.gpm_told),
         askers={
             **askers(clock),
             "connections": connections,
+            "dcgm": Dcgm(),
             "ethtool_names": ethtool.names,
             "ethtool_values": ethtool.values,
+            "gpm_works": lambda: tuple(sorted(shared.gpm)),
             "net_namespace": partial(_net_namespace, root),
             "open_files": OpenFiles(root),
             "socket_inodes": partial(socket_inodes, root),

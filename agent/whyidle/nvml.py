@@ -91,15 +91,25 @@ _ULONGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class Nvml:
     """Answers NVML questions on one thread; opens the library at the first one.
 
-    `on_processes` hears of the processes that hold a context on a GPU whenever they are listed.
+    `on_processes` hears of the processes that hold a context on a GPU whenever they are listed,
+    `on_gpm` whether GPM tells of a GPU, when that changes.
     """
 
-    __slots__ = ("_answers", "_clock", "_failed", "_failed_ns", "_on_processes", "_open")
+    __slots__ = (
+        *("_answers", "_clock", "_failed", "_failed_ns", "_gpm_told", "_on_gpm"),
+        *("_on_processes", "_open"),
+    )
 
     def __init__(
-        self, clock: Clock, *, on_processes: Callable[[str, Iterable[int]], None] | None = None
+        self,
+        clock: Clock,
+        *,
+        on_processes: Callable[[str, Iterable[int]], None] | None = None,
+        on_gpm: Callable[[str, bool], None] | None = None,
     ) -> None:
         self._clock = clock
+        self._on_gpm = on_gpm
+        self._gpm_told: dict[Argument, bool] = {}
         self._on_processes = on_processes
         self._open: Open | None = None
         self._failed: Exception | None = None
@@ -220,8 +230,20 @@ class Nvml:
         return opened.gpus
 
     def _gpm(self, opened: Open, uuid: Argument) -> Answer:
-        device = self._device(opened, uuid)
-        return gpm_of(opened, device).window(self._clock)
+        try:
+            device = self._device(opened, uuid)
+            window = gpm_of(opened, device).window(self._clock)
+        except NvmlError:
+            self._tell_gpm(uuid, False)
+            raise
+        if window is not None:
+            self._tell_gpm(uuid, True)
+        return window
+
+    def _tell_gpm(self, uuid: Argument, works: bool) -> None:
+        if self._on_gpm is not None and self._gpm_told.get(uuid) is not works:
+            self._gpm_told[uuid] = works
+            self._on_gpm(str(uuid), works)
 
     def _gpm_values(self, opened: Open, uuid: Argument, *ids: Argument) -> Answer:
         device = self._device(opened, uuid)

@@ -53,7 +53,7 @@ def whyidle_parser() -> argparse.ArgumentParser:
         )
     )
     from whyidle import commands as agent
-    from whyidle_rules import rules_cli
+    from whyidle_rules import doctor_cli, rules_cli
 
     agent.add_parsers(commands, agent.Above(keeper=KEEPER, check=_check_rules))
     _sample_options(
@@ -66,6 +66,7 @@ def whyidle_parser() -> argparse.ArgumentParser:
         )
     )
     rules_cli.add_parser(commands)
+    doctor_cli.add_parser(commands)
     return parser
 
 

@@ -13,6 +13,7 @@ from whyidle.collect.file_use import FILE_USE
 from whyidle.collect.fuse import FUSE
 from whyidle.collect.gds import GDS
 from whyidle.collect.gpu_activity import GPU_ACTIVITY
+from whyidle.collect.gpu_dcgm import GPU_DCGM
 from whyidle.collect.gpu_event import GPU_EVENT
 from whyidle.collect.gpu_info import GPU_INFO
 from whyidle.collect.gpu_nvlink import GPU_NVLINK
@@ -45,6 +46,7 @@ ALL: tuple[Collector, ...] = (
     GPU_STATE,
     GPU_TOTAL,
     GPU_EVENT,
+    GPU_DCGM,
     GPU_PROCESS,
     GPU_INFO,
     GPU_NVLINK,

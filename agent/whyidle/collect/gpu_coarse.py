@@ -36,9 +36,7 @@ _STAMP_LIMIT_NS = 60 * NS_PER_S
 _US = 1_000
 # What is not offered is asked again so often: a driver may have been replaced.
 _AGAIN_NS = 60 * NS_PER_S
-_UNKNOWN: Mapping[str, Any] = dict.fromkeys(
-    column.name for column in table_of(GpuActivity).columns
-)
+_UNKNOWN: Mapping[str, Any] = dict.fromkeys(column.name for column in table_of(GpuActivity).columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +189,7 @@ class Coarse:
         ring.refused_ns = None
         if ring.since_us == 0 and samples:
             ring.skip(samples, offset_ns)
+            yield from _rate(host, uuid, ring)
             return
         for window in ring.take(samples, _memory(host, uuid, ring, samples), offset_ns, now_ns):
             yield _row(uuid, window)
