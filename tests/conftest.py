@@ -7,6 +7,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# CI looks at the same examples each time; at a desk every run looks at others.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("WHYIDLE_CI"):
+    settings.load_profile("ci")
 
 DESCRIPTORS_MAX = 256
 

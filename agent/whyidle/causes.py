@@ -110,6 +110,7 @@ CAUSES: tuple[Cause, ...] = (
             "main_thread": "the launching thread did something that nothing recorded",
             "synchronisation": "the host had waited for the GPU and only then went on launching",
             "logging": "the trainer was logging",
+            "stopped": "the trainer was stopped by a signal or a debugger",
             "compile": "the host was compiling or loading kernels",
             "allocator": "the host was allocating or freeing device memory",
             "profiler": "the profiler itself held up the host",

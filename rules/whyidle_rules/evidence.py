@@ -190,6 +190,7 @@ _RECORDED: tuple[Column, ...] = (
     _share_of_empty("main_run_s", "The launching thread ran on a CPU, in none of the above."),
     _share_of_empty("main_ready_s", "The launching thread was ready to run, without a CPU."),
     _share_of_empty("main_blocked_s", "The launching thread was blocked in I/O."),
+    _share_of_empty("main_stopped_s", "The launching thread was stopped, as by SIGSTOP."),
     _share_of_empty("main_asleep_s", "The launching thread slept, in none of the above."),
 )
 

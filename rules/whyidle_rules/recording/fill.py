@@ -321,6 +321,10 @@ def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certai
         "main_blocked_s": per * main.io,
         "main_asleep_s": left - ready - used,
     }
+    still = np.nan_to_num(main.stopped)
+    share = np.clip(still / np.maximum(main.asleep + still, 1e-9), 0.0, 1.0)
+    parts["main_stopped_s"] = parts["main_asleep_s"] * share
+    parts["main_asleep_s"] = parts["main_asleep_s"] - parts["main_stopped_s"]
     # Who writes in bulk and sleeps meanwhile waits for what it writes.
     bulk = parts["main_run_s"] + parts["main_blocked_s"] + parts["main_asleep_s"]
     parts["writing_s"] = np.where(writing > 0, bulk, 0.0)

@@ -28,7 +28,7 @@ _STALE_NS = 5 * NS_PER_S
 
 _SPINNING = ("coll_s", "comm_s", "p2p_s")
 _EMPTY = [c.name for c in evidence.OBSERVED if c.exclusive and c.name not in _SPINNING]
-_LEFT = ("main_run_s", "main_ready_s", "main_blocked_s", "main_asleep_s")
+_LEFT = ("main_run_s", "main_ready_s", "main_blocked_s", "main_asleep_s", "main_stopped_s")
 
 
 def add(con: duckdb.DuckDBPyConnection, gpu: Gpu, columns: dict[str, Array]) -> None:

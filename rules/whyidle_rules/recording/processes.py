@@ -34,6 +34,7 @@ SELECT pid, start_ns, mono_ns, parent_pid,
   THEN coalesce(state = 'D' OR regexp_matches(wait_channel, '{_IO_CHANNELS}'), false)::INTEGER END
     AS io,
   coalesce(regexp_matches(wait_channel, '{_FUSE_CHANNELS}'), false)::INTEGER AS fuse,
+  coalesce(state IN ('T', 't'), false)::INTEGER AS stopped,
   (state IN ('S', 'D', 'I', 'T', 't'))::INTEGER AS waits,
   coalesce(main_run_ns::DOUBLE, user_ns::DOUBLE + system_ns::DOUBLE) AS run_ns,
   main_run_delay_ns::DOUBLE AS ready_ns, blkio_delay_ns::DOUBLE AS blkio_ns,

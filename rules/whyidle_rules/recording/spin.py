@@ -32,7 +32,7 @@ APART_LEAST = 0.2
 # Windows with less than this say little of how full the chip was.
 BUSY_LEAST = 0.2
 WINDOWS_LEAST = 3
-# Ranks whose tensor cores (or memory) were busy for times that differ by less do the same work.
+# Ranks whose use of tensor cores, for that of memory, differs by less run the same kernels.
 ALIKE_RATIO = 0.15
 
 
@@ -48,8 +48,8 @@ def fills(gpus: Sequence[Gpu], jobs: Sequence[int]) -> list[float | None]:
     """Return the fill of each GPU; `jobs` numbers the job of each, -1 for none that communicates.
 
     Where steps are shorter than windows, each window of a rank that waits in every step is a
-    mixture, and its own highest fill is too low. A peer that does the same work, by what its tensor
-    cores or its memory were busy, fills the chip alike when it computes: the higher one counts.
+    mixture, and its own highest fill is too low. A peer that runs the same kernels, by how tensor
+    cores and memory share the work, fills the chip alike when it computes: the higher one counts.
     """
     own = [compute_fill(gpu.busy, gpu.sm) for gpu in gpus]
     found = list(own)
@@ -59,9 +59,19 @@ def fills(gpus: Sequence[Gpu], jobs: Sequence[int]) -> list[float | None]:
             alike = jobs[i] >= 0 and jobs[i] == jobs[j] and mine.name == peer.name
             if other is None or best is None or other <= best or not alike:
                 continue
-            if mine.work_s > 0 and abs(mine.work_s - peer.work_s) <= ALIKE_RATIO * peer.work_s:
+            if _same_kernels(mine, peer):
                 found[i] = other
     return found
+
+
+def _same_kernels(mine: Gpu, peer: Gpu) -> bool:
+    """Say whether tensor cores and memory are used alike; polling uses neither."""
+    (tensor, memory), (other_tensor, other_memory) = mine.kernels_s, peer.kernels_s
+    if min(tensor, memory, other_tensor, other_memory) <= 0:
+        # One of the two alone tells the amount of work, not its kind.
+        own, other = max(tensor, memory), max(other_tensor, other_memory)
+        return own > 0 and abs(own - other) <= ALIKE_RATIO * other
+    return abs(tensor / memory - other_tensor / other_memory) <= ALIKE_RATIO * (tensor / memory)
 
 
 def spinning(busy: Floats, sm: Floats, fill: float | None) -> tuple[Floats, Floats]:

@@ -38,12 +38,15 @@ class Shares:
     run: Floats
     ready: Floats
     io: Floats
+    stopped: Floats
     covered_ns: Floats
 
     @property
     def asleep(self) -> Floats:
         """What is left of the time."""
-        return np.asarray(np.maximum(0.0, 1.0 - self.run - self.ready - self.io))
+        return np.asarray(
+            np.maximum(0.0, 1.0 - self.run - self.ready - self.io - np.nan_to_num(self.stopped))
+        )
 
 
 def shares(
@@ -60,6 +63,7 @@ def shares(
     ready_known, blkio_known = np.ones(size, dtype=bool), np.ones(size, dtype=bool)
     times: list[Ints] = []
     io: list[Floats] = []
+    stopped: list[Floats] = []
     waits: list[Floats] = []
     for proc in procs:
         own = proc.rows
@@ -78,6 +82,7 @@ def shares(
         drawn = ~np.isnan(own["io"].astype(np.float64))
         times.append(ns[drawn])
         io.append(own["io"][drawn].astype(np.float64))
+        stopped.append(own["stopped"][drawn].astype(np.float64))
         waits.append(np.nan_to_num(own["waits"][drawn].astype(np.float64)))
     known = covered > 0
     whole = np.where(known, covered, np.nan)
@@ -91,6 +96,7 @@ def shares(
         run=run_share,
         ready=ready_share,
         io=np.asarray(np.fmax(counted, found)),
+        stopped=np.asarray(off * _drawn(times, stopped, waits, centres, emptiness)),
         covered_ns=covered,
     )
 

@@ -26,7 +26,7 @@ class Gpu:
 
     `sm` is the mean share of SMs with a warp, `pcie_bytes` what went over PCIe in the busier
     direction, both NaN where that was not measured; `linked` says whether bytes went over NVLink at
-    all; `work_s` is how long its tensor cores were busy in all, or where they were not, its memory;
+    all; `kernels_s` is how long its tensor cores and its memory were busy in all;
     `busy_before_ns` is when kernels ran last before these windows, `first_ns` when the recording
     begins to know of it.
     """
@@ -44,7 +44,7 @@ class Gpu:
     source: str
     unknown_ns: int
     linked: bool = False
-    work_s: float = 0.0
+    kernels_s: tuple[float, float] = (0.0, 0.0)
     busy_before_ns: int | None = None
     first_ns: int | None = None
 
@@ -212,7 +212,7 @@ def _gpu(rows: Columns, seen: _Seen, info: _Info | None) -> Gpu:
         pcie_bytes=pcie,
         source=source,
         linked=linked,
-        work_s=_work_s(rows),
+        kernels_s=_kernels(rows),
         unknown_ns=_apart_ns(t0, t1),
         busy_before_ns=seen.busy_before_ns,
         first_ns=seen.first_ns,
@@ -224,11 +224,11 @@ def _apart_ns(t0: Ints, t1: Ints) -> int:
     return int(np.maximum(t0[1:] - t1[:-1], 0).sum())
 
 
-def _work_s(rows: Columns) -> float:
-    """Return for how long tensor cores were busy, else memory; 0 where neither was measured."""
+def _kernels(rows: Columns) -> tuple[float, float]:
+    """Return for how long tensor cores and memory were busy in all; 0 where not measured."""
     length = (rows["t1_ns"].astype(np.float64) - rows["t0_ns"].astype(np.float64)) / 1e9
-    for name in ("tensor_active_ratio", "dram_active_ratio"):
-        total = float(np.nansum(rows[name].astype(np.float64) * length))
-        if total > 0:
-            return total
-    return 0.0
+    tensor, memory = (
+        float(np.nansum(rows[name].astype(np.float64) * length))
+        for name in ("tensor_active_ratio", "dram_active_ratio")
+    )
+    return tensor, memory
