@@ -102,7 +102,7 @@ def fill(
     jobs = [known[gpu.machine].job_of(gpu) for gpu in gpus]
     for gpu, full in zip(gpus, spin.fills(gpus, jobs), strict=True):
         columns = gpu_evidence(gpu, known[gpu.machine], full)
-        hardware.add(con, gpu, columns)
+        hardware.add(gpu, known[gpu.machine].hardware, columns)
         columns["window_id"] = np.arange(count, count + len(gpu.t0), dtype=np.int64)
         _insert(con, columns)
         first.append(count)
@@ -125,6 +125,7 @@ def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) 
         told=phases.load(con, *where, since, until),
         around=surroundings.load(con, *where, since, until),
         ranks=ranks.load(con, *where),
+        hardware=hardware.load(con, *where, since, until),
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import duckdb
 import numpy as np
 
 from whyidle.clock import NS_PER_S
 from whyidle_rules import evidence
-from whyidle_rules.recording.series import Array, Floats, fetch, nearest, one
+from whyidle_rules.recording.series import Array, Columns, fetch, nearest, one
 from whyidle_rules.recording.windows import Gpu
 
 # Errors after which the GPU, not the job, needs help (docs.nvidia.com/deploy/xid-errors): memory
@@ -31,34 +32,71 @@ _EMPTY = [c.name for c in evidence.OBSERVED if c.exclusive and c.name not in _SP
 _LEFT = ("main_run_s", "main_ready_s", "main_blocked_s", "main_asleep_s", "main_stopped_s")
 
 
-def add(con: duckdb.DuckDBPyConnection, gpu: Gpu, columns: dict[str, Array]) -> None:
-    """Fill in the columns of the hardware; what they take, no other column keeps."""
-    at = {"node": gpu.node, "boot": gpu.boot_id, "uuid": gpu.uuid}
-    _xid(con, gpu, at, columns)
-    _pcie(con, gpu, at, columns)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the GPUs of a node reported, by UUID; `watched`: whether errors were listened for."""
+
+    errors: Mapping[str, Sequence[tuple[int, int | None]]]
+    watched: bool
+    links: Mapping[str, Columns]
+    best: Mapping[str, tuple[int | None, int | None]]
 
 
-def _xid(
-    con: duckdb.DuckDBPyConnection, gpu: Gpu, at: dict[str, Any], columns: dict[str, Array]
-) -> None:
-    rows = con.execute(
-        "SELECT mono_ns, xid FROM gpu_event WHERE node = $node AND boot_id = $boot"
-        " AND uuid = $uuid AND kind IN ('xid', 'lost')"
-        f" AND (xid IS NULL OR xid IN {FATAL_XIDS}) ORDER BY mono_ns",
+def load(
+    con: duckdb.DuckDBPyConnection, node: str, boot_id: str, since_ns: int, until_ns: int
+) -> Facts:
+    """Return what is known of the hardware of a node in [since, until]."""
+    here = {"node": node, "boot": boot_id}
+    at = {**here, "since": since_ns, "until": until_ns}
+    where = "node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until"
+    errors: dict[str, list[tuple[int, int | None]]] = {}
+    for uuid, mono_ns, xid in con.execute(
+        f"SELECT uuid, mono_ns, xid FROM gpu_event WHERE {where} AND uuid IS NOT NULL"
+        f" AND kind IN ('xid', 'lost') AND (xid IS NULL OR xid IN {FATAL_XIDS}) ORDER BY mono_ns",
         at,
-    ).fetchall()
+    ).fetchall():
+        errors.setdefault(uuid, []).append((mono_ns, xid))
     watched = one(
         con,
         "SELECT count(*) FROM tick WHERE node = $node AND boot_id = $boot AND rows IS NOT NULL"
         " AND collector IN ('xid', 'gpu_event')",
-        {"node": gpu.node, "boot": gpu.boot_id},
+        here,
     )
-    if not rows and not watched[0]:
-        return
+    links = fetch(
+        con,
+        "SELECT uuid, mono_ns, pcie_generation::DOUBLE AS generation, pcie_width::DOUBLE AS width"
+        f" FROM gpu_state WHERE {where} AND uuid IS NOT NULL AND pcie_generation BETWEEN 1 AND 6"
+        " AND pcie_width > 0 ORDER BY uuid, mono_ns",
+        at,
+    ).groups("uuid")
+    best = con.execute(
+        "SELECT uuid, max(max_pcie_generation), max(max_pcie_width) FROM gpu_info"
+        " WHERE node = $node AND boot_id = $boot GROUP BY uuid",
+        here,
+    ).fetchall()
+    return Facts(
+        errors=errors,
+        watched=bool(watched[0]),
+        links={uuid: rows for (uuid,), rows in links.items()},
+        best={uuid: (generation, width) for uuid, generation, width in best},
+    )
+
+
+def add(gpu: Gpu, facts: Facts, columns: dict[str, Array]) -> None:
+    """Fill in the columns of the hardware; what they take, no other column keeps."""
+    errors = facts.errors.get(gpu.uuid, ())
+    if errors or facts.watched:
+        _xid(gpu, errors, columns)
+    if gpu.uuid in facts.links and not np.isnan(gpu.pcie_bytes).all():
+        best = facts.best.get(gpu.uuid, (None, None))
+        _pcie(gpu, facts.links[gpu.uuid], best, columns)
+
+
+def _xid(gpu: Gpu, errors: Sequence[tuple[int, int | None]], columns: dict[str, Array]) -> None:
     hit = np.zeros(len(gpu.t0), dtype=bool)
     number = np.full(len(gpu.t0), np.nan)
     active = gpu.t1[gpu.busy > 0]
-    for mono_ns, xid in rows:
+    for mono_ns, xid in errors:
         later = active[active > mono_ns + NS_PER_S]  # what ran when it happened may end
         end = min(int(later[0]) if len(later) else mono_ns + XID_NS, mono_ns + XID_NS)
         inside = (gpu.t0 >= mono_ns) & (gpu.t1 <= end)
@@ -73,17 +111,8 @@ def _xid(
 
 
 def _pcie(
-    con: duckdb.DuckDBPyConnection, gpu: Gpu, at: dict[str, Any], columns: dict[str, Array]
+    gpu: Gpu, state: Columns, best: tuple[int | None, int | None], columns: dict[str, Array]
 ) -> None:
-    state = fetch(
-        con,
-        "SELECT mono_ns, pcie_generation::DOUBLE AS generation, pcie_width::DOUBLE AS width"
-        " FROM gpu_state WHERE node = $node AND boot_id = $boot AND uuid = $uuid"
-        " AND pcie_generation BETWEEN 1 AND 6 AND pcie_width > 0 ORDER BY mono_ns",
-        at,
-    )
-    if not len(state) or np.isnan(gpu.pcie_bytes).all():
-        return
     centres = (gpu.t0 + gpu.t1) // 2
     near = nearest(state["mono_ns"].astype(np.int64), centres, _STALE_NS)
     known = near >= 0
@@ -92,7 +121,10 @@ def _pcie(
     ratio = np.where(known, gpu.pcie_bytes / (per_s * gpu.length / 1e9), np.nan)
     ratio = np.clip(ratio, 0.0, 1.0)
     columns["pcie_ratio"] = ratio
-    _reduced(con, at, columns, generation, width, known)
+    if best[0] is not None and best[1] is not None:
+        # Under traffic a link does not sleep: what it runs at is what it can.
+        reduced = (generation < best[0]) | (width < best[1])
+        columns["pcie_reduced"] = np.where(known, reduced.astype(np.float64), np.nan)
     left = np.add.reduce([np.nan_to_num(columns[name]) for name in _LEFT])
     full = np.nan_to_num(ratio) >= FULL_RATIO
     taken = np.where(full, np.minimum(left, gpu.length / 1e9 * np.nan_to_num(ratio)), 0.0)
@@ -100,24 +132,3 @@ def _pcie(
     scale = np.where(left > 0, 1.0 - taken / np.maximum(left, 1e-12), 1.0)
     for name in _LEFT:
         columns[name] = columns[name] * scale
-
-
-def _reduced(
-    con: duckdb.DuckDBPyConnection,
-    at: dict[str, Any],
-    columns: dict[str, Array],
-    generation: Floats,
-    width: Floats,
-    known: Array,
-) -> None:
-    """Say whether the link runs below what GPU and slot can; under traffic it does not sleep."""
-    row = one(
-        con,
-        "SELECT max(max_pcie_generation), max(max_pcie_width) FROM gpu_info"
-        " WHERE node = $node AND boot_id = $boot AND uuid = $uuid",
-        at,
-    )
-    if row[0] is None or row[1] is None:
-        return
-    reduced = (generation < row[0]) | (width < row[1])
-    columns["pcie_reduced"] = np.where(known, reduced.astype(np.float64), np.nan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from whyidle_rules.recording.hardware import Facts
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.processes import Identity, Node
 from whyidle_rules.recording.ranks import Rank
@@ -20,6 +21,7 @@ class Known:
     told: Mapping[Identity, Told]
     around: Surroundings
     ranks: Mapping[str, Rank]
+    hardware: Facts
 
     def job_of(self, gpu: Gpu) -> int:
         """Return the size of the job that the GPU is seen to communicate in, -1 for none."""

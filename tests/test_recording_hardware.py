@@ -1,0 +1,95 @@
+"""Errors of the driver and the PCIe link in the evidence of a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recording_kit import make_row
+from recording_rows import UUID, Act, clocks, connect, gpu, holds, listed, process, s, windows
+from whyidle.schema import GpuEvent, GpuState
+from whyidle.table import Row
+from whyidle_rules.recording import engine
+
+SECONDS = 20
+LANES_4_X16_BYTES_PER_S = 1.969e9 * 16 * 0.85
+
+
+def story(busy: list[float], more: list[Row], **window: Any) -> list[Row]:
+    trainer = process(7, [(SECONDS, Act(run=1.0))])
+    info = gpu(max_pcie_generation=4, max_pcie_width=16)
+    held = [*holds(7, until=SECONDS), *listed(0, SECONDS)]
+    return [*clocks(0, SECONDS), info, *trainer, *held, *windows(busy, **window), *more]
+
+
+def xid(number: int, at: float) -> Row:
+    return make_row(GpuEvent, mono_ns=s(at), uuid=UUID, kind="xid", xid=number, source="kmsg")
+
+
+def total(rows: list[Row], *columns: str) -> list[float | None]:
+    con = connect(rows)
+    engine.fill(con)
+    picked = ", ".join(f"sum({column})" for column in columns)
+    return list(con.execute(f"SELECT {picked} FROM evidence").fetchall()[0])
+
+
+def test_after_a_fatal_error_the_gpu_is_empty_for_it_until_it_computes_again() -> None:
+    busy = [1.0] * 40 + [0.0] * 80 + [1.0] * 40  # empty from second 5 to 15
+    found = total(story(busy, [xid(79, 5.0)]), "xid_s", "empty_s", "main_run_s")
+    assert found[0] == pytest.approx(10, abs=0.2)
+    assert found[1] == 10
+    assert (found[2] or 0) < 0.3  # what the process did meanwhile is not the cause
+
+
+def test_an_error_of_the_jobs_own_is_not_the_hardwares() -> None:
+    busy = [1.0] * 40 + [0.0] * 120
+    assert total(story(busy, [xid(31, 5.0)]), "xid_s")[0] in (None, 0)
+
+
+def link(generation: int, width: int) -> list[Row]:
+    return [
+        make_row(
+            GpuState,
+            mono_ns=s(second),
+            uuid=UUID,
+            nvml_return=0,
+            pcie_generation=generation,
+            pcie_width=width,
+        )
+        for second in range(SECONDS + 1)
+    ]
+
+
+@pytest.mark.parametrize(("generation", "reduced"), [(4, 0), (2, 1)])
+def test_copies_that_fill_the_link_are_told_from_the_rest(generation: int, reduced: int) -> None:
+    full = {4: 1.969e9, 2: 0.5e9}[generation] * 16 * 0.85
+    rows = story(
+        [0.5] * (8 * SECONDS),
+        link(generation, 16),
+        pcie_rx_bytes=round(full * 0.9 / 8),
+        pcie_tx_bytes=0,
+    )
+    con = connect(rows)
+    engine.fill(con)
+    ratio, copies, ran, down = con.execute(
+        "SELECT avg(pcie_ratio), sum(pcie_copy_s), sum(main_run_s), avg(pcie_reduced::INTEGER)"
+        " FROM evidence"
+    ).fetchall()[0]
+    assert ratio == pytest.approx(0.9, abs=0.01)
+    assert down == reduced
+    # Half of the time is empty, less the first moments; copies last longer than that.
+    assert copies == pytest.approx(SECONDS / 2, rel=0.1)
+    assert ran == pytest.approx(0, abs=0.3)
+
+
+def test_copies_that_leave_the_link_room_take_nothing() -> None:
+    rows = story(
+        [0.5] * (8 * SECONDS),
+        link(4, 16),
+        pcie_rx_bytes=round(LANES_4_X16_BYTES_PER_S * 0.2 / 8),
+        pcie_tx_bytes=0,
+    )
+    copies, ran = total(rows, "pcie_copy_s", "main_run_s")
+    assert copies == 0
+    assert ran is not None and ran > 5
