@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Entry: TypeAlias = "str | dict[str, str]"
 
@@ -230,7 +230,7 @@ def rdma(
 def machine() -> dict[str, Entry]:
     """The node."""
     found: dict[str, Entry] = dict(pci())
-    ib = {"layer": "InfiniBand", "counters": PMA}
+    ib: dict[str, Any] = {"layer": "InfiniBand", "counters": PMA}
     found |= rdma("mlx5_0", "0000:1a:00.0", "mlx5_core", hardware=MLX5, interface="ib0", **ib)
     found |= rdma(
         "mlx5_1", "0000:3c:00.0", "mlx5_core", counters=PMA, hardware=MLX5, interface="eth1"

@@ -194,7 +194,8 @@ def test_an_interface_that_fails_is_a_problem(tmp_path: Path) -> None:
 
 def test_a_counter_of_minus_one_is_unknown() -> None:
     assert parse_values((1, 2**64 - 1), 2) == (1, None)
-    for answer in ((1,), "12", (1, "2"), None, {}):
+    answers: tuple[Answer, ...] = ((1,), "12", (1, "2"), None, {})
+    for answer in answers:
         with pytest.raises(ValueError, match="ethtool_values"):
             parse_values(answer, 2)
     for names in (("a", 1), None, "ab"):
@@ -302,7 +303,8 @@ def test_live_driver() -> None:
     packets = next((at for at, name in enumerate(names) if "packets" in name), 0)
     (one,) = parse_values(host.ask("ethtool_values", interface, len(names), packets), 1)
     assert isinstance(every, tuple)
-    assert one is not None and isinstance(every[packets], int) and one >= every[packets]
+    before = every[packets]
+    assert one is not None and isinstance(before, int) and one >= before
     with pytest.raises(OSError, match="other statistics"):
         host.ask("ethtool_values", interface, len(names) + 1, 0)
     with pytest.raises(OSError, match="not supported"):

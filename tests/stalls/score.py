@@ -141,7 +141,8 @@ def _own_s(truth: Mapping[str, Any], window: Mapping[str, Any]) -> float:
     if not truth["baseline"]:
         return 0.0
     calm = truth["baseline"][window["rank"]]
-    return min(float(window["idle_s"]), window["steps"] * float(calm["idle_s"]) / calm["steps"])
+    own = float(window["steps"]) * float(calm["idle_s"]) / float(calm["steps"])
+    return min(float(window["idle_s"]), own)
 
 
 def stretch(window: Mapping[str, Any]) -> str:

@@ -185,8 +185,10 @@ def _tell_all(host: Host, known: _Known, now_ns: int) -> Iterator[Device | Probl
             yield read_namespace(host, disk, tree, host.clock.mono_ns())
         except ValueError as error:
             yield Problem(subject=disk.name, message=str(error))
-    rows = (*known.controllers.values(), *known.paths.values())
-    known.counts = any(row.command_errors is not None for row in rows)
+    controllers, paths = known.controllers.values(), known.paths.values()
+    known.counts = any(row.command_errors is not None for row in controllers) or any(
+        row.command_errors is not None for row in paths
+    )
 
 
 def _tell_changes(host: Host, known: _Known, now_ns: int) -> Iterator[Device | Problem]:
