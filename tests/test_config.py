@@ -21,6 +21,7 @@ journal: true
 probe:
   folders: [/run/a, /run/b]
 collectors: {without: [vmstat, net_link]}
+dcgm: {url: "http://localhost:9400/metrics"}
 keep: {days: 3, gb: 2.5, free_gb: 20}
 metrics:
   listen: '[::]:9'
@@ -59,6 +60,7 @@ def test_every_setting_can_be_set(tmp_path: Path) -> None:
         "--journal",
         *("--probe-dir", "/run/a", "--probe-dir", "/run/b"),
         *("--without", "vmstat", "--without", "net_link"),
+        *("--dcgm-url", "http://localhost:9400/metrics"),
     )
     assert config.retention == (
         *("--retain-s", "259200.0", "--retain-bytes", "2500000000"),
@@ -114,6 +116,7 @@ def test_nothing_stands_for_the_default(tmp_path: Path, text: str) -> None:
         ("metrics: {listen: 'a:65536'}", "1:19: `metrics.listen` has to be an address and a port"),
         ("metrics: {listen: 'a/b:80'}", "1:19: `metrics.listen` has to be an address and a port"),
         ("collectors: {without: [vmstats]}", "1:23: `collectors.without` names no collector"),
+        ("dcgm: {url: localhost:9400}", "1:13: `dcgm.url` has to be an address such as http://"),
         ("node: &a b", "1:7: anchors and aliases are not allowed; write the value again"),
         ("node: a\n---\nnode: b", "2:1: a file holds one configuration; put the second one"),
         ("node: [", "2:1: this is not YAML: "),

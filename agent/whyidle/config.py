@@ -19,6 +19,7 @@ from whyidle.config_kinds import (
     NAME,
     PATH,
     POSITIVE,
+    URL,
     Kind,
 )
 
@@ -100,6 +101,15 @@ class Config:
             COLLECTORS,
             "collectors that are not run, by name",
             "what a machine does not have costs next to nothing, so all are on",
+        ),
+    )
+    dcgm_url: str | None = field(
+        default=None,
+        metadata=_said(
+            "dcgm.url",
+            URL,
+            "page of a DCGM exporter on this node, such as http://localhost:9400/metrics",
+            "no connection is made that nobody asked for; GPUs before Hopper tell more with it",
         ),
     )
     keep_days: float = field(
@@ -219,6 +229,7 @@ class Config:
             *(("--journal",) if self.journal else ()),
             *_each("--probe-dir", self.probe_folders),
             *_each("--without", self.without),
+            *_each("--dcgm-url", () if self.dcgm_url is None else (self.dcgm_url,)),
         )
 
     @property

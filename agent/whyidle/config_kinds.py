@@ -14,6 +14,7 @@ from whyidle.strict_yaml import YamlNode
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
+_URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 # Between the items of a list in an environment variable, as in PATH.
 _SEPARATOR = ":"
 
@@ -99,6 +100,14 @@ def _address(text: str) -> str | None:
     return text
 
 
+def _url(text: str) -> str:
+    if not _URL.fullmatch(text):
+        raise ValueError(
+            f"has to be an address such as http://localhost:9400/metrics, not {text!r}"
+        )
+    return text
+
+
 def _collector(text: str) -> str:
     from whyidle.collect import ALL  # only where a collector is named: the import is not small
 
@@ -116,5 +125,6 @@ NAME = Kind(says="a name", read=_name)
 PATH = Kind(says="a path from /", read=_absolute)
 FOLDER = Kind(says="a folder, as a path from /", read=_absolute)
 FOLDERS = Kind(says="folders, as paths from /", read=_absolute, many=True)
+URL = Kind(says="an http address", read=_url)
 ADDRESS = Kind(says="an address and a port, or off", read=_address, nothing="off")
 COLLECTORS = Kind(says="names of collectors", read=_collector, many=True)

@@ -17,7 +17,7 @@ from whyidle.strict_yaml import Problem, ProblemsError, YamlNode, parse_yaml, re
 
 FILE = Path("/etc/whyidle/agent.yaml")
 # Variables of ours that are no settings: the probe's, and those of the tests.
-_OTHERS = frozenset({"PROBE", "PROBE_DIR", "CI", "WRITE_DOCS"})
+_OTHERS = frozenset({"PROBE", "PROBE_DIR", "PROBE_WORKERS", "CI", "WRITE_DOCS"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from whyidle.child import Progress, Step, Stop, prepare, take_lock
 from whyidle.clock import NS_PER_S, Clock, SystemClock
 from whyidle.collect import ALL
 from whyidle.collect.collector import Collector
+from whyidle.dcgm import ENVIRONMENT as DCGM_URL
 from whyidle.host import Host, NvmlSource
 from whyidle.journal import JournalWriter, RecordingHost
 from whyidle.layout import SAMPLER_LOCK, identify
@@ -70,7 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--journal", action="store_true")
     parser.add_argument("--without", action="append", default=[])
     parser.add_argument("--no-gpus", action="store_true")
+    parser.add_argument("--dcgm-url", default=None)
     options = parser.parse_args(argv)
+    if options.dcgm_url is not None:
+        os.environ[DCGM_URL] = options.dcgm_url
     waiter = prepare("sampler")
     clock = SystemClock(waiter.wait_s)
     watched = Watched(commands=tuple(options.watch), probe_folders=tuple(options.probe_dir))
