@@ -385,9 +385,13 @@ def node() -> Tree:
 
 
 def main() -> None:
-    """Write the fixture anew."""
+    """Write the fixture anew; a link is a file of its target, as archives do not keep links."""
     shutil.rmtree(FOLDER, ignore_errors=True)
-    node().put(FOLDER)
+    tree = node()
+    targets = {
+        name: os.path.relpath(target, Path(name).parent) for name, target in tree.links.items()
+    }
+    write(FOLDER, {**tree.files, **targets})
 
 
 if __name__ == "__main__":
