@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whyidle.errors import UserError
+from whyidle_rules.diagnose_tell import get_ready, interrupt_later, tell
 
 if TYPE_CHECKING:
-    from whyidle_rules.diagnosis import Diagnosis
     from whyidle_rules.rule import Rule
     from whyidle_rules.trace.load import FileTrace
 
@@ -27,13 +23,6 @@ ABOUT = (
     "export), or a PyTorch profiler trace (.json, .json.gz), or a folder with one trace per rank. "
     "Exit code: 0 nothing worth a warning, 1 findings, 2 could not run."
 )
-
-
-def _check_rules(folders: Sequence[Path]) -> None:
-    """Raise UserError if the rules of the site, or of these folders, are not good."""
-    from whyidle_rules.rule_load import load_rules
-
-    load_rules(folders)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -92,11 +81,11 @@ def _diagnose(args: argparse.Namespace) -> int:
     # numpy's BLAS would start a thread for each core. Nothing here multiplies matrices, and files
     # are read in forked processes, for which threads are a hazard.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with _interrupt_later():
+    with interrupt_later():
         from whyidle_rules import sources
 
     if args.live or sources.are_recordings(args.source):
-        with _interrupt_later():
+        with interrupt_later():
             from whyidle_rules import diagnose_recording
 
         return diagnose_recording.run(args)
@@ -119,34 +108,6 @@ def _diagnose(args: argparse.Namespace) -> int:
     return _diagnose_traces(args, files, rules)
 
 
-def get_ready(rules_dir: Sequence[Path]) -> tuple[Rule, ...]:
-    """Load the rules and what runs them: 0.15 s of imports, beside the reading of traces."""
-    with _interrupt_later():
-        from whyidle_rules import rule_load
-        from whyidle_rules.trace import diagnose
-
-        assert diagnose
-    return rule_load.load_rules(rules_dir)
-
-
-@contextmanager
-def _interrupt_later() -> Iterator[None]:
-    """Hold Ctrl-C back for the length of imports: initialising DuckDB's module swallows it."""
-    before = signal.getsignal(signal.SIGINT)
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or before is not signal.default_int_handler:
-        yield
-        return
-    asked: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if asked:
-        raise KeyboardInterrupt
-
-
 def _diagnose_traces(
     args: argparse.Namespace, files: Sequence[FileTrace], rules: Sequence[Rule]
 ) -> int:
@@ -165,36 +126,6 @@ def _diagnose_traces(
         damage = f" ({'; '.join(first.problems)})" if first.problems else ""
         raise UserError(f"{first.path}{damage}: {found.headline}")
     return tell(args, found)
-
-
-def tell(args: argparse.Namespace, found: Diagnosis) -> int:
-    """Print a diagnosis as it was asked for; return the exit code."""
-    if args.json:
-        json.dump(found.to_json(), sys.stdout, allow_nan=False, indent=1)
-        sys.stdout.write("\n")
-    else:
-        _print_report(args, found)
-    return 1 if any(finding.severity != "info" for finding in found.findings) else 0
-
-
-def _print_report(args: argparse.Namespace, found: Diagnosis) -> None:
-    from whyidle_rules.report.pen import needs_ascii
-    from whyidle_rules.report.text import render_text
-
-    terminal = sys.stdout.isatty()
-    colour = args.colour == "always" or (
-        args.colour == "auto" and terminal and not os.environ.get("NO_COLOR")
-    )
-    width = shutil.get_terminal_size((100, 24)).columns
-    encoding = sys.stdout.encoding or "ascii"
-    text = render_text(
-        found,
-        width=width,
-        colour=colour,
-        verbose=args.verbose,
-        ascii_only=needs_ascii(encoding),
-    )
-    sys.stdout.write(text)
 
 
 def _all_refused(refused: Sequence[FileTrace]) -> str:

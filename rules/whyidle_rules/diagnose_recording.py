@@ -13,7 +13,7 @@ import duckdb
 from whyidle.config import SERVICE_FOLDER
 from whyidle.errors import UserError
 from whyidle.store import Recording
-from whyidle_rules.diagnose_cli import get_ready, tell
+from whyidle_rules.diagnose_tell import get_ready, tell
 from whyidle_rules.live.as_live import diagnose_settled
 from whyidle_rules.recording.diagnose import diagnose
 from whyidle_rules.recording.spans import LAST_TEN_MINUTES, moment, spans
