@@ -169,6 +169,8 @@ def live(root: Path, clock: VirtualClock) -> LiveHost:
             "socket_inodes": lambda pid: (),
             "clock": lambda: (clock.mono_ns(), clock.boot_ns(), clock.wall_ns(), 1, 2, 3, True),
             "open_files": lambda pid: ((7, "/data/train.bin"),) if pid == RANK0 else (),
+            "dcgm": lambda: 'DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} 0.5\n',
+            "gpm_works": lambda: UUIDS,
             "watched": lambda: {"gpu": (RANK0, RANK1), "commands": (LAUNCHER,)},
         },
         sources={"links": LinkDown()},

@@ -64,7 +64,9 @@ def live_host(
     return LiveHost(
         root,
         clock,
-        nvml=nvml if nvml is not None else Nvml(clock, on_processes=shared.found, on_gpm=shared.gpm_told),
+        nvml=nvml
+        if nvml is not None
+        else Nvml(clock, on_processes=shared.found, on_gpm=shared.gpm_told),
         askers={
             **askers(clock),
             "connections": connections,
