@@ -120,15 +120,7 @@ def load(
             here,
         ).fetchall()
     }
-    closed = {
-        (int(pid), int(start)): int(ns)
-        for pid, start, ns in con.execute(
-            "SELECT pid, start_ns, max(closed_ns) FROM probe_info"
-            " WHERE node = $node AND boot_id = $boot AND closed_ns IS NOT NULL"
-            " AND pid IS NOT NULL AND start_ns IS NOT NULL GROUP BY ALL",
-            here,
-        ).fetchall()
-    }
+    closed = _closed(con, here)
     # By the database: a day of a node has six million of these words.
     kinds = {
         (int(pid), int(start)): kind
@@ -157,6 +149,19 @@ def load(
         )
     _gpus(con, found, here, boot_minus_mono)
     return found
+
+
+def _closed(con: duckdb.DuckDBPyConnection, here: Mapping[str, Any]) -> dict[Identity, int]:
+    """Return when processes with a counter page said that they end."""
+    return {
+        (int(pid), int(start)): int(ns)
+        for pid, start, ns in con.execute(
+            "SELECT pid, start_ns, max(closed_ns) FROM probe_info"
+            " WHERE node = $node AND boot_id = $boot AND closed_ns IS NOT NULL"
+            " AND pid IS NOT NULL AND start_ns IS NOT NULL GROUP BY ALL",
+            dict(here),
+        ).fetchall()
+    }
 
 
 _INFO = (
