@@ -12,6 +12,7 @@ import duckdb
 
 from whyidle.config import SERVICE_FOLDER
 from whyidle.errors import UserError
+from whyidle.storage_sql import create_view
 from whyidle.store import Recording
 from whyidle_rules.diagnose_tell import get_ready, tell
 from whyidle_rules.live.as_live import diagnose_settled
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
                 asked = spans(con, since, until)
                 found = diagnose(con, sources, rules, asked, recording.damaged)
             if args.sql is not None:
+                create_view(con)
                 recording.seal()
                 _print_rows(con, args.sql)
             return found
