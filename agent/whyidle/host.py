@@ -217,17 +217,23 @@ class LiveHost:
 
     def read_bytes(self, path: str, *, keep: bool = True) -> bytes:
         """Return a file whole, at most FILE_LIMIT_BYTES of it: a bigger one raises EFBIG."""
-        if path.startswith(_STREAMS):
-            return self._read_stream(path)
         kept = self._kept.get(path)
+        if kept is not None and kept.whole:
+            # Nearly every question of the fast lanes: this way round it costs two thirds.
+            try:
+                data = os.pread(kept.fd, kept.hint, 0)
+            except OSError as error:
+                raise self._dropped(kept, path, error) from None
+            if len(data) < kept.hint <= 2 * len(data) + 512:
+                return data
+        elif path.startswith(_STREAMS):
+            return self._read_stream(path)
         if kept is None:
             kept = self._open(path, keep)
         try:
             data = _pread_whole(kept, path) if kept.whole else _pread_all(kept.fd, kept.hint, path)
         except OSError as error:
-            self._kept.pop(path, None)
-            os.close(kept.fd)
-            raise type(error)(error.errno, error.strerror, path) from None
+            raise self._dropped(kept, path, error) from None
         if not keep:
             if self._kept.get(path) is not kept:
                 os.close(kept.fd)
@@ -311,6 +317,12 @@ class LiveHost:
             raise type(error)(error.errno, error.strerror, path) from None
         finally:
             os.close(kept.fd)
+
+    def _dropped(self, kept: _Kept, path: str, error: OSError) -> OSError:
+        """Let go of a descriptor that failed; return the error with the path in it."""
+        self._kept.pop(path, None)
+        os.close(kept.fd)
+        return type(error)(error.errno, error.strerror, path)
 
     def _open(self, path: str, keep: bool) -> _Kept:
         # O_NONBLOCK: opening a FIFO that somebody put in our way must not wait for its writer.

@@ -2,8 +2,8 @@
 
 Source: sock_diag(7), <linux/inet_diag.h>. The old request is used, as ss does, because its one dump
 has both address families. The answer is what the kernel said: whyidle.collect.socket_text parses
-it. With 200 connections that is 0.4 ms and 0.2 ms to parse; pyroute2 takes 12 ms, which every five
-seconds is more than the budget of all that is read of the fabric.
+it. With 200 connections that is 0.4 ms and 0.2 ms to parse; pyroute2 takes 12 ms, which every ten
+seconds is most of the budget of all that is read of the fabric.
 """
 
 from __future__ import annotations

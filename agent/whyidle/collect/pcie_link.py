@@ -182,4 +182,6 @@ def make() -> Collect:
     return _Links().collect
 
 
-PCIE_LINK = Collector(name="pcie_link", lane="slow", make=make, thread="pcie", deadline_s=5.0)
+PCIE_LINK = Collector(
+    name="pcie_link", lane="slow", make=make, thread="pcie", deadline_s=5.0, every_s=120.0
+)

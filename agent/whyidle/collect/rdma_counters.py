@@ -17,7 +17,7 @@ from whyidle.collect.numbers import whole
 # Data counters of PMA count words of four octets.
 WORD_BYTES = 4
 # A counter beyond a signed 64-bit integer is no count: drivers print -1 as 2^64 - 1.
-_LIMIT = 1 << 63
+LIMIT = 1 << 63
 _GIGABIT = 1_000_000_000
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 # Older kernels print this where a device has no PMA, such as i40iw.
@@ -147,7 +147,7 @@ def parse_count(data: bytes, field: str) -> int | None:
         if data.startswith(_NO_PMA):
             return None
         count = whole(data, field)
-    return count if 0 <= count < _LIMIT else None
+    return count if 0 <= count < LIMIT else None
 
 
 def parse_state(text: str) -> str | None:

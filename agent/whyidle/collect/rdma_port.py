@@ -40,21 +40,15 @@ _NOTHING: dict[str, Any] = {
 }
 
 _TRAFFIC = ("rx_bytes", "tx_bytes")
-# Reading all 40 counters of 8 ports each second would cost 0.17 % of a core.
+# What says that a sender was held up. Reading all 40 counters of 8 ports each second would cost
+# 0.12 % of a core more, a third of that in the kernel.
 _OFTEN = frozenset(
     {
-        "rx_packets",
         "tx_packets",
         "tx_wait",
         "retransmits",
         "ack_timeouts",
-        "receiver_not_ready",
         "out_of_order",
-        "no_buffer",
-        "adaptive_retransmits",
-        "slow_restarts",
-        "ecn_marked_packets",
-        "cnps_sent",
         "cnps_handled",
     }
 )
@@ -78,6 +72,7 @@ class _Port:
         "full_ns",
         "number",
         "often",
+        "plain",
         "rare",
         "rare_ns",
         "traffic",
@@ -88,6 +83,8 @@ class _Port:
         self.number = number
         self.directory = f"{CLASS}/{device}/ports/{number}"
         self.traffic: tuple[_Reading, ...] = ()
+        # Files of bytes received and sent, and their unit, where there is one of each.
+        self.plain: tuple[str, str, int] | None = None
         self.often: tuple[_Reading, ...] = ()
         self.rare: tuple[_Reading, ...] = ()
         self.active = False
@@ -122,6 +119,9 @@ class _Port:
                 if name in known
             ]
         self.traffic = tuple(reading for reading in readings if reading[0] in _TRAFFIC)
+        single = [paths[0] for _, paths, _ in self.traffic if len(paths) == 1]
+        if len(self.traffic) == len(single) == 2:
+            self.plain = (single[0], single[1], self.traffic[0][2])
         self.often = tuple(reading for reading in readings if reading[0] in _OFTEN)
         self.rare = tuple(
             reading for reading in readings if reading[0] not in _OFTEN.union(_TRAFFIC)
@@ -151,21 +151,48 @@ class _Ports:
             yield from self._look(host, now)
         if self._absent is not None:
             raise NoData(self._absent)
+        read, mono_ns = host.read_bytes, host.clock.mono_ns
+        began = now
         for port in self._ports:
-            if port.device in self._refused:
-                continue
-            try:
-                if now >= port.full_ns:
-                    yield from self._full(host, port)
-                elif port.active and now >= port.fast_ns:
-                    yield from self._fast(host, port)
-            except _RefusedError:
-                self._refused.add(port.device)
-                yield Problem(
-                    subject=port.device,
-                    message="its counters cannot be read (EINVAL), as those of a restricted "
-                    "function: it is left alone, because each try is a line in the kernel log",
-                )
+            if now < port.full_ns:
+                if not port.active or now < port.fast_ns:
+                    continue
+                if port.plain is not None:
+                    # Most of what this module costs is here: calls and dictionaries double it.
+                    rx_path, tx_path, unit = port.plain
+                    try:
+                        rx, tx = int(read(rx_path)) * unit, int(read(tx_path)) * unit
+                    except (OSError, ValueError):
+                        rx = tx = -1  # asked again below, where it is told what is wrong
+                    if 0 <= rx < names_of.LIMIT and 0 <= tx < names_of.LIMIT:
+                        ended = mono_ns()
+                        port.fast_ns = ended + min((ended - began) * _REST, _REST_MAX_NS)
+                        began = ended
+                        yield RdmaTraffic(
+                            mono_ns=ended,
+                            device=port.device,
+                            port=port.number,
+                            rx_bytes=rx,
+                            tx_bytes=tx,
+                        )
+                        continue
+            if port.device not in self._refused:
+                yield from self._careful(host, port, full=now >= port.full_ns)
+                began = mono_ns()
+
+    def _careful(
+        self, host: Host, port: _Port, *, full: bool
+    ) -> Iterator[RdmaTraffic | RdmaPort | Problem]:
+        try:
+            yield from self._full(host, port) if full else self._fast(host, port)
+        except _RefusedError:
+            self._refused.add(port.device)
+            self._ports = [one for one in self._ports if one.device != port.device]
+            yield Problem(
+                subject=port.device,
+                message="its counters cannot be read (EINVAL), as those of a restricted "
+                "function: it is left alone, because each try is a line in the kernel log",
+            )
 
     def _look(self, host: Host, now: int) -> Iterator[Problem]:
         try:

@@ -1,4 +1,4 @@
-"""How far NICs and NVMe drives are from each GPU on PCIe; once a minute.
+"""How far NICs and NVMe drives are from each GPU on PCIe; every ten minutes.
 
 The classes are those of NCCL (PIX, PXB, PHB, NODE, SYS) in words. In a virtual machine the tree of
 sysfs is the hypervisor's invention: what it does not show is unknown, unless a job names the
@@ -136,4 +136,6 @@ def make() -> Collect:
     return collect
 
 
-TOPOLOGY = Collector(name="topology", lane="slow", make=make, thread="pcie", deadline_s=5.0)
+TOPOLOGY = Collector(
+    name="topology", lane="slow", make=make, thread="pcie", deadline_s=5.0, every_s=600.0
+)

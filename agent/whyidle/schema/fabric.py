@@ -26,8 +26,8 @@ class RdmaPort:
 
     Columns hold the counter of the same meaning of mlx5, mlx4, hfi1, bnxt_re, irdma and EFA; their
     file names are in whyidle.collect.rdma_counters. A counter that sticks stays at its maximum.
-    State, bytes, packets and what tells of congestion are read each second; errors, physical state
-    and rate every ten, and are NULL between.
+    Each second come state, bytes, tx_packets, tx_wait, retransmits, ack_timeouts, out_of_order and
+    cnps_handled; the others every ten seconds, NULL between.
     """
 
     TABLE: ClassVar[str] = "rdma_port"
