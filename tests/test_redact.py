@@ -189,6 +189,8 @@ def test_forms() -> None:
     assert value_of(one, "source", "nas:/export").startswith("source-")
     assert re.fullmatch(r"/slurm/~[0-9a-f]{10}", value_of(one, "cgroup", "/slurm/uid_1/job_2"))
     assert value_of(one, "cgroup", "") == ""
+    assert value_of(one, "address", "0000:1a:00.0") == "0000:1a:00.0"
+    assert value_of(one, "address", "10.0.0.7").startswith("address-")
     assert value_of(one, "program", "pt_data_worker") == "pt_data_worker"
     assert value_of(one, "program", "alices_tool").startswith("program-")
     assert value_of(one, "phase", "checkpoint_save") == "checkpoint_save"

@@ -77,12 +77,17 @@ def close(opened: Open) -> None:
     """Let go of all devices, of the event set and of the library. Never raises."""
     for uuid in list(opened.devices):
         drop(opened, uuid)
+    forget_events(opened)
+    opened.library.close()
+
+
+def forget_events(opened: Open) -> None:
+    """Give the event set back; the next question makes another. Never raises."""
     if opened.events is not None:
         release = opened.library.function("nvmlEventSetFree")
         if release is not None:
             release(opened.events.set)
         opened.events = None
-    opened.library.close()
 
 
 def gpm_of(opened: Open, device: Device) -> Gpm:

@@ -12,12 +12,13 @@ from typing import Any
 import pynvml
 
 from whyidle.host import Answer, NvmlError
-from whyidle.nvml_device import Device, Events, Open
+from whyidle.nvml_device import Device, Events, Open, forget_events
 from whyidle.nvml_fast import SUCCESS, check
 from whyidle.nvml_rare import ask
 
 XID = 8  # nvmlEventTypeXidCriticalError
 _TIMEOUT = 10
+_GPU_IS_LOST = 15
 # A storm must not hold a run up; the rest comes with the next.
 _LIMIT = 64
 # What says "this is of no GPU instance".
@@ -27,7 +28,7 @@ _NO_INSTANCE = 0xFFFFFFFF
 def take(opened: Open) -> Answer:
     """Return ((uuid, xid, GPU instance or None), ...) of Xids since the last call.
 
-    Raises NvmlError, such as 15 while a GPU of the set is lost.
+    A GPU that is lost makes a set useless: the next call makes one of the others. Raises NvmlError.
     """
     if opened.events is None:
         opened.events = Events(set=ask("EventSetCreate", pynvml.nvmlEventSetCreate))
@@ -42,6 +43,9 @@ def take(opened: Open) -> Answer:
     while len(found) < _LIMIT:
         code = wait(events.set, ctypes.byref(data), 0)
         if code == _TIMEOUT:
+            break
+        if code == _GPU_IS_LOST:
+            forget_events(opened)
             break
         if code != SUCCESS and found:
             break  # what was taken is not given again; the next call meets the error

@@ -51,9 +51,10 @@ KEPT: Mapping[str, frozenset[str]] = MappingProxyType(
             "nvme_controller": "controller state transport service model firmware",
             "nvme_namespace": "device controllers transport io_policy",
             "nvme_path": "device namespace controller ana_state",
+            "parallel_fs_op": "op",
             "pcie_link": "pci_bus_id kind device upstream iommu",
             "pressure": "resource",
-            "probe_info": "python torch",
+            "probe_info": "python torch pipeline_schedule",
             "process": "kind state wait_channel",
             "process_info": "kind cpus_allowed numa_allowed net_namespace thread_kinds job_step",
             "rdma_info": "device link_layer transport driver firmware hca_type board_id interfaces "
@@ -161,6 +162,11 @@ class Redaction:
         kept = f"{_exactly(name, _DISKS)} OR {_exactly(name, 'tmpfs|overlay|proc|sysfs|none')}"
         return f"CASE WHEN {kept} THEN {name} ELSE {self.pseudonym(name, 'source')} END"
 
+    def address(self, name: str) -> str:
+        """Return an expression of an address; one on the PCI bus stays."""
+        kept = _exactly(name, r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+        return f"CASE WHEN {kept} THEN {name} ELSE {self.pseudonym(name, 'address')} END"
+
     def cgroup(self, name: str) -> str:
         """Return an expression of a cgroup's path: who made it, and which it is."""
         maker = f"regexp_extract({name}, '^/{_CGROUPS}(?:/|$)', 1)"
@@ -204,6 +210,7 @@ _SPECIAL: Mapping[tuple[str, str], Expression] = MappingProxyType(
         ("mount", "root"): Redaction.path,
         ("mount", "source"): Redaction.source,
         ("nfs_mount", "export"): Redaction.path,
+        ("nvme_controller", "address"): Redaction.address,
         ("probe", "phase"): Redaction.phase,
         ("probe_event", "kind"): Redaction.phase,
         ("process_info", "comm"): Redaction.program,
