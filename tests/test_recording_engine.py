@@ -159,8 +159,9 @@ def test_evaluating_again_replaces_what_was_there(rules: Sequence[Rule]) -> None
         assert causes(con) == whole
 
 
-# Told by the whole run on purpose: the length of a stretch, the loader that was waited for most.
-OF_THE_RUN = ("window_id", "gap_s", "loaders", "loader_workers")
+# Told by the whole run on purpose: the length of a stretch, the loader that was waited for most,
+# and whether the driver lists everybody who computes.
+OF_THE_RUN = ("window_id", "gap_s", "loaders", "loader_workers", "no_process_s")
 
 
 def columns_of(con: duckdb.DuckDBPyConnection, begin: float, end: float) -> dict[str, list[object]]:

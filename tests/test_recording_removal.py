@@ -23,8 +23,8 @@ from whyidle_rules.rule import Rule
 from whyidle_rules.rule_load import load_rules
 
 USED = sorted({table_of(type(row)).name for row in eventful()})
-# Of 55 s of wall: what rounding and splitting may move.
-SLACK_S = 0.02
+# Of 55 s of wall: what neighbours of a change may move.
+SLACK_S = 0.25
 
 
 def charged(con: duckdb.DuckDBPyConnection) -> Counter[str]:
@@ -39,8 +39,18 @@ def rules() -> Sequence[Rule]:
     return load_rules()
 
 
-# Told by a rule or by a rule's column on purpose, with the cause that may grow and why.
-ALLOWED: Mapping[tuple[bool, str, str], tuple[str, str]] = {}
+# What may grow after all: without which table or columns, by cause at most so many seconds, and why.
+KEYS = ("", "mono_ns", "pid", "start_ns")
+RECORDS = (*KEYS, "kind", "background", "begin_ns", "end_ns")
+ALLOWED: Mapping[tuple[bool, str], tuple[Sequence[str], Mapping[str, float]]] = {
+    # Rules for jobs without a page infer: they take the evaluation for a pause, and a second more
+    # for the checkpoint.
+    (True, "probe"): (KEYS, {"host_pause": 3.0, "storage": 1.0}),
+    # The totals of a page hold the waits and pauses inside an evaluation as part of it.
+    (True, "probe_event"): (RECORDS, {"lifecycle": 1.0}),
+    # A thread that waits for FUSE sleeps; only the kernel function says that it waits for a file.
+    (False, "process"): (("wait_channel",), {"host_pause": 3.0}),
+}
 
 
 @pytest.mark.parametrize("probed", [True, False], ids=["page", "no_page"])
@@ -61,10 +71,11 @@ def test_what_is_missing_accuses_nobody(table: str, probed: bool, rules: Sequenc
             engine.evaluate(con, rules)
             check(con)
             for cause, seconds in (charged(con) - whole).items():
-                allowed = ALLOWED.get((probed, table, column), ("", ""))[0]
-                if seconds > SLACK_S and cause != allowed:
+                columns, most = ALLOWED.get((probed, table), ((), {}))
+                allowed = most.get(cause, SLACK_S) if column in columns else SLACK_S
+                if seconds > allowed:
                     grown.append((column, cause, round(seconds, 2)))
-    assert grown == []
+    assert grown == [], f"{len(grown)} columns"
 
 
 @pytest.mark.parametrize("table", USED)
