@@ -39,7 +39,7 @@ def rules() -> Sequence[Rule]:
     return load_rules()
 
 
-# What may grow after all: without which table or columns, by cause at most so many seconds, and why.
+# What may grow after all: without which columns of a table ("" for all), by how many seconds, why.
 KEYS = ("", "mono_ns", "pid", "start_ns")
 RECORDS = (*KEYS, "kind", "background", "begin_ns", "end_ns")
 ALLOWED: Mapping[tuple[bool, str], tuple[Sequence[str], Mapping[str, float]]] = {
