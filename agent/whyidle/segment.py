@@ -1,4 +1,4 @@
-"""Segments: immutable DuckDB files, one for each piece of the spool, merged by the hour.
+"""Segments: immutable DuckDB files, one for each piece of the spool, merged by 20 minutes.
 
 A segment has the name of the piece that it was made from, a merged one the times of its first and
 last: `UTC-MONO.duckdb`, `UTC-MONO0-MONO1.duckdb`. So what a file stands for is known before it is
@@ -30,12 +30,13 @@ from whyidle.table import Table, ddl, identifier, quoted, table_of
 
 STORAGE_VERSION = "v1.4.0"
 # Every table with rows takes a block. A minute of 18 tables: 4.5 MB in DuckDB's blocks of 256 KiB,
-# 1.7 MB in these; in smaller ones DuckDB stops compressing. An hour fills the big blocks well.
-MINUTE_BLOCK_BYTES = 64 << 10
-MERGED_BLOCK_BYTES = 256 << 10
-# Merging an hour of a busy node peaks at 155 MB of process with this, at 220 MB with 100MB. Rows in
-# the making take a row group at a time: half of DuckDB's own lets tables of 100 columns fit.
+# 1.7 MB in these; in smaller ones DuckDB stops compressing: 20 minutes take 2.8 bytes a value in
+# blocks of 32 KiB, 1.8 in these.
+BLOCK_BYTES = 64 << 10
+# Rows in the making take a row group at a time: half of DuckDB's own lets tables of 100 columns
+# fit. Sorting takes more; 20 minutes of a busy node fit into the lower limit too.
 MEMORY_LIMIT = "40MB"
+MERGE_MEMORY_LIMIT = "64MB"
 ROW_GROUP_ROWS = 61_440
 # Rows that fill a group go straight into the file; others are written twice, first into the log. In
 # groups of DuckDB's smallest size a minute of a busy node is 2.1 MB of writes, else 3.7 MB.
@@ -98,7 +99,7 @@ def new_segment(
     identity: Identity,
     *,
     merged: bool = False,
-    memory_limit: str = MEMORY_LIMIT,
+    memory_limit: str | None = None,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Make a segment: fill the tables of catalog `seg` inside; it appears whole or not at all.
 
@@ -108,13 +109,12 @@ def new_segment(
     part = target.with_name(target.name + PART)
     part.unlink(missing_ok=True)
     part.with_name(part.name + ".wal").unlink(missing_ok=True)
-    con = connect(memory_limit=memory_limit)
+    con = connect(memory_limit=memory_limit or (MERGE_MEMORY_LIMIT if merged else MEMORY_LIMIT))
     try:
-        block = MERGED_BLOCK_BYTES if merged else MINUTE_BLOCK_BYTES
         group = ROW_GROUP_ROWS if merged else MINUTE_GROUP_ROWS
         con.execute(
             f"ATTACH {quoted(str(part))} AS seg "
-            f"(STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block}, "
+            f"(STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {BLOCK_BYTES}, "
             f"ROW_GROUP_SIZE {group})"
         )
         if not merged:
