@@ -219,6 +219,23 @@ def eventful(*, probed: bool = True) -> list[Row]:
     return rows
 
 
+def checkpointed() -> list[Row]:
+    """Return half a minute: the trainer saves a checkpoint from 10 to 15 s, else the GPU works."""
+    return [
+        *windows([1.0] * 80),
+        *windows([0.0] * 40, at=10),
+        *windows([1.0] * 120, at=15),
+        gpu(name="NVIDIA H100 80GB HBM3"),
+        *clocks(-1, 31),
+        *process(100, [(30.0, Act(run=0.1))]),
+        *holds(100, until=30),
+        *listed(0, 30),
+        *page(100, [n / 2 for n in range(61)], data_wait_ns=0, outside_wait_ns=0, steps=5),
+        event(100, "checkpoint_save", 10, 15),
+        *loader(100, [0.0]),
+    ]
+
+
 KINDS = ("data_wait", "checkpoint_save", "evaluation", "gc", "logging", "compile", "mine", "setup")
 STATES = ("R", "S", "D", None)
 CHANNELS = (None, "futex_wait", FUSE, "folio_wait_bit", "rpc_wait_bit")
