@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from whyidle.clock import NS_PER_S
+from whyidle.collect import pcie_tree
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
 from whyidle.collect.numbers import whole
-from whyidle.collect.pcie_tree import PCI, Function, PciTree
+from whyidle.collect.pcie_tree import PCI, Function
 from whyidle.host import Host
 from whyidle.schema import PcieLink
 
@@ -87,10 +88,9 @@ def parse_acs(config: bytes) -> bool | None:
 class _Links:
     """Reads the functions one by one; keeps what ACS said."""
 
-    __slots__ = ("_acs", "_acs_ns", "_problems", "_tree")
+    __slots__ = ("_acs", "_acs_ns", "_problems")
 
     def __init__(self) -> None:
-        self._tree = PciTree()
         self._acs: dict[str, bool | None] = {}
         self._acs_ns: int | None = None
         self._problems: list[str] = []
@@ -98,7 +98,7 @@ class _Links:
     def collect(self, host: Host) -> Iterator[PcieLink | Problem]:
         """Yield a row for each function."""
         try:
-            functions = self._tree.look(host)
+            functions = pcie_tree.look(host)
         except FileNotFoundError:
             raise NoData("no PCI devices here (no /sys/bus/pci)") from None
         if not functions:

@@ -58,66 +58,47 @@ def parse_place(path: str, numa_node: int | None) -> Place:
     return Place(root=None if root is None else parts[root], chain=chain, numa_node=numa_node)
 
 
-class PciTree:
-    """Finds the functions. Where each one sits is kept until a function comes or goes."""
+def look(host: Host) -> Mapping[str, Function]:
+    """Return the functions by address; raises FileNotFoundError without PCI, OSError.
 
-    __slots__ = ("_gpus", "_names", "_places")
-
-    def __init__(self) -> None:
-        self._names: tuple[str, ...] = ()
-        self._gpus: tuple[str, ...] = ()
-        self._places: dict[str, Place] = {}
-
-    def look(self, host: Host) -> Mapping[str, Function]:
-        """Return the functions by address; raises FileNotFoundError without PCI, OSError."""
-        names = host.names(PCI)
-        if names != self._names:
-            self._names, self._places = (), {}
-            found = {name: _is_gpu(host, name) for name in names}
-            self._gpus = tuple(name for name in names if found[name])
-            # Of one that cannot be read it is not known what it is: it is looked at again.
-            self._names = names if None not in found.values() else ()
-        wanted: dict[str, tuple[Kind, str]] = dict.fromkeys(self._gpus, ("gpu", ""))
-        wanted.update({address: ("nic", device) for device, address in _nics(host)})
-        wanted.update({address: ("nvme", device) for device, address in _drives(host)})
-        functions: dict[str, Function] = {}
-        for address, (kind, device) in sorted(wanted.items()):
-            place = self._place(host, address)
-            if place is None:
-                continue  # it has gone
-            functions[address] = Function(address=address, kind=kind, device=device, place=place)
-            for bridge in place.chain[:-1]:
-                above = None if bridge in functions else self._place(host, bridge)
-                if above is not None:
-                    functions[bridge] = Function(
-                        address=bridge, kind="bridge", device="", place=above
-                    )
-        return functions
-
-    def _place(self, host: Host, address: str) -> Place | None:
-        place = self._places.get(address)
-        if place is not None:
-            return place
-        try:
-            path = host.link(f"{PCI}/{address}")
-        except FileNotFoundError:
-            return None
-        try:
-            text = host.read_bytes(f"{PCI}/{address}/numa_node", keep=False)
-        except FileNotFoundError:
-            return parse_place(path, None)  # a kernel without NUMA, or it has gone
-        place = parse_place(path, parse_numa_node(text.decode("ascii", "replace")))
-        self._places[address] = place
-        return place
+    It is found anew each time, which costs some milliseconds: a wrong answer must not stay.
+    """
+    gpus = [name for name in host.names(PCI) if _is_gpu(host, name)]
+    wanted: dict[str, tuple[Kind, str]] = dict.fromkeys(gpus, ("gpu", ""))
+    wanted.update({address: ("nic", device) for device, address in _nics(host)})
+    wanted.update({address: ("nvme", device) for device, address in _drives(host)})
+    functions: dict[str, Function] = {}
+    for address, (kind, device) in sorted(wanted.items()):
+        place = _place(host, address)
+        if place is None:
+            continue  # it has gone
+        functions[address] = Function(address=address, kind=kind, device=device, place=place)
+        for bridge in place.chain[:-1]:
+            above = None if bridge in functions else _place(host, bridge)
+            if above is not None:
+                functions[bridge] = Function(address=bridge, kind="bridge", device="", place=above)
+    return functions
 
 
-def _is_gpu(host: Host, address: str) -> bool | None:
+def _place(host: Host, address: str) -> Place | None:
+    try:
+        path = host.link(f"{PCI}/{address}")
+    except FileNotFoundError:
+        return None
+    try:
+        text = host.read_bytes(f"{PCI}/{address}/numa_node", keep=False)
+    except FileNotFoundError:
+        return parse_place(path, None)  # a kernel without NUMA
+    return parse_place(path, parse_numa_node(text.decode("ascii", "replace")))
+
+
+def _is_gpu(host: Host, address: str) -> bool:
     try:
         if not host.read_bytes(f"{PCI}/{address}/class", keep=False).startswith(_DISPLAY):
             return False
         vendor = host.read_bytes(f"{PCI}/{address}/vendor", keep=False)
     except FileNotFoundError:
-        return None
+        return False  # it has gone
     return vendor.strip() == _NVIDIA
 
 

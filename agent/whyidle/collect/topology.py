@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from whyidle.collect import topology_file
+from whyidle.collect import pcie_tree, topology_file
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
-from whyidle.collect.pcie_tree import Function, PciTree, Place
+from whyidle.collect.pcie_tree import Function, Place
 from whyidle.host import Host
 from whyidle.schema import GpuDistance
 
@@ -107,14 +107,13 @@ def parse_hypervisor(cpuinfo: bytes) -> bool | None:
 
 
 def make() -> Collect:
-    """Return the collector; it keeps the tree, and whether the machine is a virtual one."""
-    tree = PciTree()
+    """Return the collector; it keeps whether the machine is a virtual one."""
     asked, virtual = False, False
 
     def collect(host: Host) -> Iterator[GpuDistance | Problem]:
         nonlocal asked, virtual
         try:
-            functions = tree.look(host)
+            functions = pcie_tree.look(host)
         except FileNotFoundError:
             raise NoData("no PCI devices here (no /sys/bus/pci)") from None
         if not any(function.kind == "gpu" for function in functions.values()):
