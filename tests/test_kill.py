@@ -200,6 +200,8 @@ def kill_keepers(
     shutil.copytree(spooled, recording)
     seen: set[tuple[int, int]] = set()
     for _ in range(moments):
+        for lock in recording.rglob(".keeper.lock"):
+            lock.unlink()  # it is made anew when the keeper begins, after a second of imports
         keeper = start(child, "whyidle.keeper_process", str(recording), "--node", IDENTITY.node)
         held = recording / IDENTITY.node / IDENTITY.boot8
         wait_for(lambda: list(recording.rglob(".keeper.lock")))

@@ -14,6 +14,7 @@ from whyidle.store import Recording
 from whyidle.table import identifier, table_of
 
 NS_PER_S = 1_000_000_000
+BEGINNING_NS = 8 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +67,12 @@ def _tables(con: duckdb.DuckDBPyConnection) -> dict[str, tuple[int, int]]:
 
 
 def _costs(con: duckdb.DuckDBPyConnection) -> tuple[Cost, ...]:
+    # What is imported and looked for at the beginning is no cost of a run.
     got = con.execute(
+        f"WITH begin AS (SELECT min(mono_ns) + {BEGINNING_NS} AS ns FROM tick) "
         "SELECT collector, count(began_ns), sum(rows), sum(cpu_ns), "
-        "(SELECT max(mono_ns) - min(mono_ns) FROM tick) "
-        "FROM tick GROUP BY collector ORDER BY sum(cpu_ns) DESC"
+        "(SELECT max(mono_ns) - min(ns) FROM tick, begin) "
+        "FROM tick, begin WHERE mono_ns > ns GROUP BY collector ORDER BY sum(cpu_ns) DESC"
     ).fetchall()
     return tuple(
         Cost(
