@@ -97,6 +97,9 @@ def _unaccounted(con: duckdb.DuckDBPyConnection) -> int:
             [collector.name],
         ).fetchone()
         assert got is not None
+        if got[1] is None:
+            lost += 1  # it never ran
+            continue
         # The first row's own misses lie before the first due time; there are none at a start.
         due = round(got[1] / (period_s * NS_PER_S)) + 1
         lost += abs(due - int(got[0]))
