@@ -141,7 +141,8 @@ def test_columns_and_tables_of_later_read_as_null(tmp_path: Path, mixed: Path) -
         ).fetchall()
         assert speeds == [(None, "eth0"), (None, "lo")]
         assert count(recording, "vmstat") == 0
-        assert count(recording, "clock") == 60
+        # A piece ends after a minute, with the block that was being written then.
+        assert count(recording, "clock") in (60, 61)
 
 
 def test_a_piece_of_an_older_schema_reads_as_null_too(tmp_path: Path, mixed: Path) -> None:
