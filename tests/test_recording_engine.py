@@ -97,7 +97,7 @@ def check(con: duckdb.DuckDBPyConnection) -> None:
     assert con.execute("SELECT count(*) FROM grants WHERE ns <= 0").fetchone() == (0,)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_what_must_hold_of_any_recording(seed: int) -> None:
     rules = load_rules()
@@ -106,7 +106,7 @@ def test_what_must_hold_of_any_recording(seed: int) -> None:
         check(con)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_a_diagnosis_of_any_recording_sums_up(seed: int) -> None:
     with connect(anything(seed)) as con:
@@ -190,7 +190,7 @@ def same(one: dict[str, list[object]], other: dict[str, list[object]]) -> None:
 LOOK_S = engine.LOOK_NS / NS_PER_S
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_a_range_cut_out_says_the_same_of_its_windows(seed: int) -> None:
     """Where nothing that spans the whole range is asked: see OF_THE_RUN."""

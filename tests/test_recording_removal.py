@@ -53,7 +53,11 @@ ALLOWED: Mapping[tuple[bool, str], tuple[Sequence[str], Mapping[str, float]]] = 
 }
 
 
-@pytest.mark.parametrize("probed", [True, False], ids=["page", "no_page"])
+@pytest.mark.parametrize(
+    "probed",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["page", "no_page"],
+)
 @pytest.mark.parametrize("table", USED)
 def test_what_is_missing_accuses_nobody(table: str, probed: bool, rules: Sequence[Rule]) -> None:
     spec = next(table_of(kind) for kind in TABLES if table_of(kind).name == table)
