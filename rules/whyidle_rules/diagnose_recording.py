@@ -76,12 +76,19 @@ def _interruptible(work: Callable[[], _T]) -> _T:
     """Return `work()`; Ctrl-C is what it is elsewhere, while DuckDB makes other errors of it."""
     try:
         return work()
-    except duckdb.InterruptException:
-        raise KeyboardInterrupt from None
-    except RuntimeError as error:
-        if str(error) != "Query interrupted":
-            raise
-        raise KeyboardInterrupt from None
+    except (duckdb.Error, RuntimeError) as error:
+        if _interrupted(error):
+            raise KeyboardInterrupt from None
+        raise
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Say whether Ctrl-C is behind an error: what is cleaned up after it may fail as well."""
+    while error is not None:
+        if isinstance(error, duckdb.InterruptException) or str(error) == "Query interrupted":
+            return True
+        error = error.__context__
+    return False
 
 
 def _print_rows(con: duckdb.DuckDBPyConnection, query: str) -> None:
