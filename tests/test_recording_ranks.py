@@ -22,7 +22,16 @@ from recording_rows import (
     windows,
 )
 from whyidle.clock import NS_PER_S
-from whyidle.schema import NetLink, NvLink, Probe, ProbeInfo, RdmaInfo, RdmaPort, RunInfo
+from whyidle.schema import (
+    NetLink,
+    NvLink,
+    Probe,
+    ProbeInfo,
+    RdmaInfo,
+    RdmaPort,
+    RdmaTraffic,
+    RunInfo,
+)
 from whyidle.table import Row
 from whyidle_rules.diagnosis import Diagnosis
 from whyidle_rules.recording import engine
@@ -328,9 +337,65 @@ def test_bytes_over_tcp_beside_idle_rdma_ports_are_a_detour() -> None:
     ]
     ports = [port(n) for n in range(SECONDS + 1)]
     info = make_row(RdmaInfo, mono_ns=s(0), device="mlx5_0", port=1, link_layer="infiniband")
-    rows = job(*(rank_rows(r, second) for r in range(2)), more=[*net, *ports, info])
-    con = connect(rows)
+    seen = [*clocks(0, SECONDS), *net, *ports, info]
+    there: Machine = ("n1", BOOT[::-1])
+    con = connect({HERE: [*seen, *rank_rows(0, second)], there: [*seen, *rank_rows(1, second)]})
     engine.fill(con)
     detour, moved = sums(con, 0, "coll_detour_s", "coll_transfer_s")
     assert detour == pytest.approx(SECONDS * 0.25, rel=0.1)
     assert moved == pytest.approx(0, abs=0.5)
+    # The same bytes beside a job of one node are its data, or somebody else's.
+    con = connect(job(*(rank_rows(r, second) for r in range(2)), more=[*net, *ports, info]))
+    engine.fill(con)
+    assert sums(con, 0, "coll_detour_s") == [0]
+
+
+@pytest.mark.parametrize(("later", "degraded"), [(400, 0.0), (200, 0.25)], ids=["sound", "slower"])
+def test_a_port_is_held_against_its_own_rate(later: int, degraded: float) -> None:
+    """A slower port beside it, as for storage, is no fault."""
+    second = [POLLS] * 2 + [COMPUTES] * 6
+    half = SECONDS // 2
+    ports = [
+        port(n, tx=n * 20_000_000_000, rate=(400 if n < half else later) * 10**9)
+        for n in range(SECONDS + 1)
+    ]
+    storage = [port(n, rate=100 * 10**9, device="mlx5_9") for n in range(SECONDS + 1)]
+    traffic = [
+        make_row(
+            RdmaTraffic,
+            mono_ns=s(n),
+            device="mlx5_0",
+            port=1,
+            rx_bytes=n * 20_000_000_000,
+            tx_bytes=n * 20_000_000_000,
+        )
+        for n in range(SECONDS + 1)
+    ]
+    more = [*ports, *storage, *traffic]
+    con = connect(job(*(rank_rows(r, second) for r in range(2)), more=more))
+    engine.fill(con)
+    (found,) = sums(con, 0, "coll_degraded_s")
+    assert found == pytest.approx(half * degraded, rel=0.15)
+
+
+def test_a_long_wait_for_a_late_rank_is_no_hang() -> None:
+    """No byte moves meanwhile, and the late one is there: it saves a checkpoint, say."""
+    ranks = []
+    for rank, second in ((0, [POLLS] * 8), (1, [EMPTY] * 8)):
+        rows = rank_rows(rank, [COMPUTES] * 8, seconds=6, nvlink_bytes=0)
+        for number in range(6, SECONDS):
+            for place, (busy, sm) in enumerate(second):
+                rows += windows(
+                    [busy],
+                    uuid=uuid_of(rank),
+                    at=number + place / 8,
+                    sm_active_ratio=sm,
+                    nvlink_tx_bytes=0,
+                    nvlink_rx_bytes=0,
+                )
+        ranks.append(rows)
+    con = connect(job(*ranks))
+    engine.fill(con)
+    wait, gone = sums(con, 0, "coll_wait_s", "coll_gone_s")
+    assert gone == 0
+    assert wait is not None and wait > 0.9 * (SECONDS - 6)

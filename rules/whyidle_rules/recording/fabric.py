@@ -10,7 +10,16 @@ import numpy as np
 
 from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
-from whyidle_rules.recording.series import Array, Columns, Floats, Truths, counter, fetch, one
+from whyidle_rules.recording.series import (
+    Array,
+    Columns,
+    Floats,
+    Truths,
+    counter,
+    fetch,
+    nearest,
+    one,
+)
 from whyidle_rules.recording.threads import GAP_NS, LEAST_NS
 from whyidle_rules.recording.windows import Gpu
 
@@ -19,8 +28,10 @@ _HALF_NS = NS_PER_S
 CARRIES_BYTES_PER_S = 10e6
 # A collective that is well moves its bytes at most of the line rate; small ones, slower.
 LINE_RATIO = 0.3
-# Ports of one node are bought alike: one at less than this share of the fastest runs degraded.
+# A port at less than this share of the rate that it had at another time runs degraded. Rates are
+# read every ten seconds.
 SAME_RATE_RATIO = 0.9
+RATE_STALE_NS = 30 * NS_PER_S
 # A sender told to pause for this share of the time, or with this share of its packets answered by a
 # congestion notification, is held up by the fabric and not by its own rate.
 PAUSED_RATIO = 0.05
@@ -73,10 +84,29 @@ def load(con: duckdb.DuckDBPyConnection, gpu: Gpu) -> Fabric:
         most_s=most,
         transport=transport,
         rdma_ports=links.active,
-        degraded=np.full(len(centres), links.slow),
+        degraded=_degraded(con, at, centres),
         congested=_congested(con, at, centres),
         known=rdma_known | tcp_known | nvlink_known,
     )
+
+
+def _degraded(con: duckdb.DuckDBPyConnection, at: dict[str, Any], centres: Ints) -> Truths:
+    """Return when a port ran below the rate that it had itself at another time.
+
+    Ports of a node differ by design, as those for storage do: one is held against itself alone.
+    """
+    found = np.zeros(len(centres), dtype=bool)
+    rows = fetch(
+        con,
+        "SELECT device, port, mono_ns, rate_bits_per_s::DOUBLE AS rate FROM rdma_port"
+        " WHERE node = $node AND boot_id = $boot AND rate_bits_per_s > 0 ORDER BY mono_ns",
+        at,
+    )
+    for own in rows.groups("device", "port").values():
+        near = nearest(own["mono_ns"].astype(np.int64), centres, RATE_STALE_NS)
+        rate = np.where(near >= 0, own["rate"][near], np.nan)
+        found |= np.nan_to_num(rate, nan=np.inf) < SAME_RATE_RATIO * own["rate"].max()
+    return found
 
 
 def _line_rates(con: duckdb.DuckDBPyConnection, at: dict[str, Any], uuid: str) -> dict[str, float]:
@@ -111,26 +141,20 @@ def _line_rates(con: duckdb.DuckDBPyConnection, at: dict[str, Any], uuid: str) -
 class _Links:
     active: int
     ethernet: bool
-    slow: bool
 
 
 def _links(con: duckdb.DuckDBPyConnection, at: dict[str, Any]) -> _Links:
     rows = con.execute(
-        "SELECT p.device, p.port, arg_max(p.state, p.mono_ns), min(p.rate_bits_per_s),"
-        " max(i.link_layer), max(p.link_downs) - min(p.link_downs) FROM rdma_port p"
+        "SELECT p.device, p.port, arg_max(p.state, p.mono_ns), max(i.link_layer) FROM rdma_port p"
         " LEFT JOIN rdma_info i ON i.node = p.node AND i.boot_id = p.boot_id"
         "  AND i.device = p.device"
         " WHERE p.node = $node AND p.boot_id = $boot GROUP BY p.device, p.port",
         at,
     ).fetchall()
     up = [row for row in rows if row[2] == "active"]
-    rates = [row[3] for row in up if row[3]]
-    slow = bool(rates) and min(rates) < SAME_RATE_RATIO * max(rates)
-    fell = any(row[5] for row in rows if row[5])
     return _Links(
         active=len(up),
-        ethernet=any(row[4] == "ethernet" for row in up),
-        slow=slow or fell,
+        ethernet=any(row[3] == "ethernet" for row in up),
     )
 
 

@@ -38,6 +38,7 @@ def tell(
 ) -> None:
     """Fill coll_wait_s, coll_transfer_s and what goes with them in the evidence of a job."""
     ranks = np.array([*job.ranks, -1], dtype=np.int64)
+    apart = len({gpus[number].machine for number in job.members}) > 1
     for row, number in enumerate(job.members):
         gpu = gpus[number]
         at = waits.bins[number] - job.first_bin
@@ -46,10 +47,12 @@ def tell(
         moved = own - wait
         way = fabric.load(con, gpu)
         rdma = (way.transport == "ib") | (way.transport == "roce")
-        detour = (way.transport == "tcp") & (way.rdma_ports > 0)
+        # On one node, bytes over TCP are of something else: data, metrics.
+        detour = (way.transport == "tcp") & (way.rdma_ports > 0) & apart
         degraded = rdma & way.degraded
         congested = rdma & way.congested & ~degraded
-        stuck = _stuck(way, own, gpu)
+        # Whoever waits for a late rank moves no bytes either: all have to poll.
+        stuck = _stuck(way, own, gpu) & (job.late[at] < 0)
         wait, moved = np.where(stuck, 0.0, wait), np.where(stuck, 0.0, moved)
         # What is spun beside each other and moves too little for that is waiting in turns.
         rest = np.maximum(0.0, moved - np.where(np.isnan(way.most_s), np.inf, way.most_s))
