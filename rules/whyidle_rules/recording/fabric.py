@@ -45,7 +45,8 @@ class Fabric:
     """The fabric of a node around each of some times.
 
     `transport` is None where nothing carried bytes. `rdma_ports` counts the active ones. `degraded`
-    and `congested` are of the RDMA ports; `known` says where there were readings at all. `most_s`
+    and `congested` are of the RDMA ports; `known` says where there were readings at all, and `links_known`
+    where NVLink was read: without it GPUs of a node talk over PCIe, unseen. `most_s`
     is how long in each window the bytes can have taken; NaN where the line rate is unknown.
     """
 
@@ -54,6 +55,7 @@ class Fabric:
     degraded: Truths
     congested: Truths
     known: Truths
+    links_known: Truths
     most_s: Floats
 
 
@@ -87,6 +89,7 @@ def load(con: duckdb.DuckDBPyConnection, gpu: Gpu) -> Fabric:
         degraded=_degraded(con, at, centres),
         congested=_congested(con, at, centres),
         known=rdma_known | tcp_known | nvlink_known,
+        links_known=nvlink_known,
     )
 
 

@@ -82,7 +82,7 @@ def _stuck(way: fabric.Fabric, own: Floats, gpu: Gpu) -> Truths:
     """Return in which windows a GPU had only communicated for long, and no byte went anywhere."""
     length = gpu.length / 1e9
     nothing = np.array([kind is None for kind in way.transport], dtype=bool)
-    silent = way.known & nothing & (own >= STUCK_RATIO * length)
+    silent = way.links_known & nothing & (own >= STUCK_RATIO * length)
     out = np.zeros(len(silent), dtype=bool)
     edges = np.flatnonzero(np.diff(silent.astype(np.int8))) + 1
     for part in np.split(np.arange(len(silent)), edges):
