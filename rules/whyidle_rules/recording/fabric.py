@@ -45,8 +45,8 @@ class Fabric:
     """The fabric of a node around each of some times.
 
     `transport` is None where nothing carried bytes. `rdma_ports` counts the active ones. `degraded`
-    and `congested` are of the RDMA ports; `known` says where there were readings at all, and `links_known`
-    where NVLink was read: without it GPUs of a node talk over PCIe, unseen. `most_s`
+    and `congested` are of the RDMA ports; `known` says where there were readings at all, and
+    `links_known` where NVLink was read: without it GPUs of a node talk over PCIe, unseen. `most_s`
     is how long in each window the bytes can have taken; NaN where the line rate is unknown.
     """
 
