@@ -146,7 +146,8 @@ _RECORDED: tuple[Column, ...] = (
     _count("loader_workers", "Processes that load its data; 0: it loads its data itself."),
     _ratio("loader_cpu_ratio", "Share of their time on a CPU; of the wait, if it loads itself."),
     _ratio("loader_runq_ratio", "Share of it ready to run, without a CPU."),
-    _ratio("loader_io_ratio", "Share of it blocked in reads from storage or network."),
+    _ratio("loader_io_ratio", "Share of it blocked in reads from a file system."),
+    _ratio("loader_network_ratio", "Share of it waiting for the network, through sockets."),
     Column(
         name="loader_read_bytes",
         type="DOUBLE",
@@ -192,6 +193,11 @@ _RECORDED: tuple[Column, ...] = (
     _share_of_empty("main_blocked_s", "The launching thread was blocked in I/O."),
     _share_of_empty("main_stopped_s", "The launching thread was stopped, as by SIGSTOP."),
     _share_of_empty("main_asleep_s", "The launching thread slept, in none of the above."),
+    _seconds(
+        "main_maybe_data_s",
+        "Part of main_asleep_s spent where a thread sleeps that waits for its DataLoader.",
+        "main_asleep_s",
+    ),
 )
 
 OBSERVED: tuple[Column, ...] = TRACED + _RECORDED

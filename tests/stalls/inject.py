@@ -86,7 +86,9 @@ def ground(setup: Setup, folder: Path) -> Iterator[Ground]:
             enter(_neighbour(words))
         for _ in range(setup.readers):
             enter(_neighbour([sys.executable, "-c", _READ, str(places["device"] / "0.bin")]))
-        if fs is not None:
+        if setup.reader == "http":
+            enter(_served(places[setup.data], setup.delays.get("get", 0.0)))
+        elif fs is not None:
             fs.delay(**setup.delays)
         yield Ground(
             data=places[setup.data],
@@ -204,6 +206,17 @@ def _quota(cpus: float) -> Iterator[Path]:
             (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US), encoding="ascii")
             (folder / "cpu.cfs_quota_us").write_text(str(quota), encoding="ascii")
         yield folder / "cgroup.procs"
+
+
+@contextmanager
+def _served(folder: Path, delay_s: float) -> Iterator[None]:
+    """An object server for a folder; its port is in a file of that."""
+    port = folder / "port"
+    with _neighbour([sys.executable, "-m", "stalls.objects", str(folder), str(delay_s)]):
+        end = time.monotonic() + 10
+        while not port.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        yield
 
 
 @contextmanager

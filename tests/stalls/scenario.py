@@ -20,6 +20,7 @@ Place = Literal["cached", "device", "fuse"]
 Sync = Literal["step", "lag", "free"]
 Style = Literal["ddp", "fsdp", "pipeline"]
 Loader = Literal["torch", "threads"]
+Reader = Literal["read", "mapped", "http"]
 Role = Literal["stall", "mixture", "confuser", "control"]
 
 
@@ -30,10 +31,13 @@ class Setup:
     `loader`: torch's DataLoader, or threads of the trainer's own, as many as `workers`.
     `sync`: the host waits for each step, for the step before, or runs up to four ahead. Places:
     `cached` is an ordinary disk with its page cache warm, `device` a block device of its own, read
-    past the cache, `fuse` a file system that answers after `delays`.
+    past the cache, `fuse` a file system that answers after `delays`. `reader`: read(), pages of a
+    mapping, or an object server that answers after `delays["get"]`. `decode_threads` share the
+    decoding of a sample, while their process's main thread waits for them.
     """
 
     loader: Loader = "torch"
+    reader: Reader = "read"
     workers: int = 2
     samples: int = 4
     prefetch: int = 2
@@ -45,6 +49,7 @@ class Setup:
     kernels: int = 8
     kernel: str = "gemm"  # see vgpu.device.kinds
     decode_ms: float = 0.0  # CPU per sample, in the worker
+    decode_threads: int = 0
     collate_ms: float = 0.0  # CPU per batch, where the batch is put together
     checkpoint_every: int = 0
     checkpoint_bytes: int = 0

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import http.client
 import importlib
 import json
+import mmap
 import os
 import queue
 import sys
@@ -45,6 +47,7 @@ class Samples:
 
     def __init__(self, setup: Setup, folder: Path, count: int, marks: WorkerMarks) -> None:
         self._setup, self._folder, self._count, self._marks = setup, folder, count, marks
+        self._connection: http.client.HTTPConnection | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -53,22 +56,48 @@ class Samples:
         began = time.monotonic()
         data = self._read(self._folder / f"{index % self._setup.files}.bin")
         read = time.monotonic()
-        burn(self._setup.decode_ms / 1000)
+        self._decode()
         sample = torch.frombuffer(bytearray(data[:WIDTH]), dtype=torch.uint8).float()
         info = torch.utils.data.get_worker_info()
         worker = info.id if info else 0
         self._marks.add(worker, read - began, time.monotonic() - read)
         return sample
 
+    def _decode(self) -> None:
+        """In the thread that asks for it, or in others, as native libraries do."""
+        cpu_s, count = self._setup.decode_ms / 1000, self._setup.decode_threads
+        if not count:
+            burn(cpu_s)
+            return
+        threads = [threading.Thread(target=burn, args=(cpu_s / count,)) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
     def _read(self, path: Path) -> bytes:
         """Past the page cache where the data is on a device: as a data set larger than memory."""
+        if self._setup.reader == "http":
+            return self._get(path)
         file = os.open(path, os.O_RDONLY)
         try:
             if self._setup.data == "device":
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            if self._setup.reader == "mapped":
+                with mmap.mmap(file, self._setup.file_bytes, prot=mmap.PROT_READ) as pages:
+                    pages.madvise(mmap.MADV_RANDOM)
+                    return bytes(pages)
             return os.read(file, self._setup.file_bytes)
         finally:
             os.close(file)
+
+    def _get(self, path: Path) -> bytes:
+        """From an object server, over a connection that each worker keeps open."""
+        if self._connection is None:
+            port = int((path.parent / "port").read_text(encoding="ascii"))
+            self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._connection.request("GET", f"/{path.name}")
+        return self._connection.getresponse().read()
 
 
 def stream_of(samples: Samples) -> Any:

@@ -3,7 +3,7 @@
 Source: sock_diag(7) for connections, /proc/PID/fd for who holds which. Only the agent's own network
 namespace is seen, which is where the kernel's mounts live; ranks in containers with a network of
 their own are not. A connection belongs to a watched process from the next look at its files. A look
-costs a millisecond with 200 connections, so there is one every ten seconds.
+costs a millisecond with 200 connections, so there is one every five seconds.
 """
 
 from __future__ import annotations
@@ -251,5 +251,5 @@ def make() -> Collect:
 
 
 TCP_SOCKET = Collector(
-    name="tcp_socket", lane="normal", make=make, thread="sockets", every_s=10.0, deadline_s=5.0
+    name="tcp_socket", lane="normal", make=make, thread="sockets", every_s=5.0, deadline_s=5.0
 )

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from whyidle.clock import NS_PER_S
-from whyidle_rules import evidence
-from whyidle_rules.intervals import Ints
-from whyidle_rules.recording import lifecycle, phases, spin
+from whyidle_rules.recording import lifecycle, loading, phases, spin
+from whyidle_rules.recording.columns import Table
 from whyidle_rules.recording.exposure import exposed
 from whyidle_rules.recording.known import Known
 from whyidle_rules.recording.lifecycle import WHOLLY_EMPTY_RATIO
@@ -24,10 +23,6 @@ from whyidle_rules.recording.series import Array, Floats, Truths, counter
 from whyidle_rules.recording.threads import GAP_NS, Shares, shares
 from whyidle_rules.recording.windows import Gpu
 
-# Without a counter page: workers that are this busy have no finished batch to wait with; at the
-# lower bound nothing is inferred, at the upper one all of the wait. A worker of a loader that keeps
-# up sleeps for the rest of its time.
-SATURATED_RATIOS = (0.7, 0.9)
 # Written in one empty stretch by the launching process: more than a log, less than any checkpoint.
 BULK_WRITE_BYTES = 4 << 20
 # Around a window: readings are a second apart, so that growth is told a second too widely.
@@ -37,29 +32,12 @@ GROWS_BYTES = 1 << 20
 BLOCKED_RATIO = 0.2
 
 
-class _Table:
-    """Columns of one GPU's evidence, unknown until they are set."""
-
-    def __init__(self, size: int) -> None:
-        self.columns: dict[str, Array] = {}
-        for column in evidence.COLUMNS:
-            if column.type == "VARCHAR":
-                self.columns[column.name] = np.full(size, None, dtype=object)
-            elif column.type == "BIGINT":  # times and numbers of windows: always known, and exact
-                self.columns[column.name] = np.zeros(size, dtype=np.int64)
-            else:
-                self.columns[column.name] = np.full(size, np.nan)
-
-    def put(self, name: str, rows: slice, values: Array | float | str | None) -> None:
-        self.columns[name][rows] = values
-
-
 def gpu_evidence(gpu: Gpu, known: Known, fill: float | None) -> dict[str, Array]:
     """Return the columns of a GPU's windows; NaN and None are unknown.
 
     `fill` is the share of SMs that computing holds at its best (spin.fills).
     """
-    table = _Table(len(gpu.t0))
+    table = Table(len(gpu.t0))
     every = slice(0, len(gpu.t0))
     length = gpu.length / 1e9
     empty = length * (1.0 - gpu.busy)
@@ -86,7 +64,7 @@ def gpu_evidence(gpu: Gpu, known: Known, fill: float | None) -> dict[str, Array]
     return table.columns
 
 
-def _spinning(table: _Table, gpu: Gpu, known: Known, fill: float | None) -> None:
+def _spinning(table: Table, gpu: Gpu, known: Known, fill: float | None) -> None:
     every = slice(0, len(gpu.t0))
     length = gpu.length / 1e9
     least, most = spin.spinning(gpu.busy, gpu.sm, fill)
@@ -99,7 +77,7 @@ def _spinning(table: _Table, gpu: Gpu, known: Known, fill: float | None) -> None
         table.put("comm_s", every, length * least)
 
 
-def _collectives(table: _Table, gpu: Gpu, known: Known) -> None:
+def _collectives(table: Table, gpu: Gpu, known: Known) -> None:
     """Make communication collectives where a page, or a trace, would tell of a pipeline."""
     every = slice(0, len(gpu.t0))
     comm = table.columns["comm_s"][every]
@@ -128,14 +106,14 @@ def stints(gpu: Gpu, known: Known) -> list[tuple[slice, Proc]]:
     ]
 
 
-def _of_process(table: _Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -> None:
+def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -> None:
     """Fill in what the launching process of some windows and its loader did."""
     t0, t1 = gpu.t0[rows], gpu.t1[rows]
     centres = (t0 + t1) // 2
     told = known.told.get(proc.identity)
     main = shares([proc], centres, gpu.emptiness)
     workers = known.node.workers(proc)
-    loader = shares(workers, centres)
+    loader, network = loading.loader_shares(workers, known, centres)
     _identity(table, rows, proc, told)
     if told is not None:
         inside = told.inside(t0, t1)
@@ -145,17 +123,20 @@ def _of_process(table: _Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) 
         inside = {name: np.zeros(len(t0)) for name in phases.COLUMNS}
         covered = np.zeros(len(t0), dtype=bool)
         self_loading = False
-        inside[phases.WAIT] = _inferred_wait(gpu, rows, main, loader) * 1e9
+        inside[phases.WAIT] = loading.inferred_wait(gpu, rows, main, loader, network) * 1e9
     if self_loading:
-        _self_loading(table, rows, main, inside[phases.WAIT] / np.maximum(t1 - t0, 1))
+        wait = inside[phases.WAIT] / np.maximum(t1 - t0, 1)
+        alone = not known.job_of(gpu) >= 0  # else it receives from other ranks
+        network = loading.network_share(main, known, [proc] if alone else [], centres)
+        loading.own_loading(table, rows, main, network, wait)
         sources: Sequence[Proc] = [proc]
     else:
-        _workers(table, rows, main, loader, told)
+        loading.workers(table, rows, main, (loader, network), told)
         sources = workers or [proc]
     if told is not None:
         table.put("data_ready_ratio", rows, told.ready(centres))
-    _reads(table, known, sources, rows, centres)
-    _cpus(table, known, sources, rows, centres)
+    loading.reads(table, known, sources, rows, centres)
+    loading.cpus(table, known, sources, rows, centres)
     certain = dict(inside)
     # Before the first kernel a wait for data is one, and after the last a checkpoint; everything
     # else is start-up, or the end.
@@ -170,7 +151,7 @@ def _of_process(table: _Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) 
     _rest(table, gpu, proc, rows, main, covered if told is not None else ~covered)
 
 
-def _identity(table: _Table, rows: slice, proc: Proc, told: Told | None) -> None:
+def _identity(table: Table, rows: slice, proc: Proc, told: Told | None) -> None:
     info = {**proc.info, **{k: v for k, v in (told.info if told else {}).items() if v is not None}}
     rank, world = info.get("rank"), info.get("world_size")
     kinds = (info.get("thread_kinds") or "").split(",")
@@ -189,81 +170,8 @@ def _identity(table: _Table, rows: slice, proc: Proc, told: Told | None) -> None
         table.put("pipeline_schedule", rows, told.info.get("pipeline_schedule"))
 
 
-def _inferred_wait(gpu: Gpu, rows: slice, main: Shares, loader: Shares) -> Floats:
-    """Return seconds in which the launching thread must have waited for saturated workers."""
-    length = gpu.length[rows] / 1e9
-    empty = length * (1.0 - gpu.busy[rows])
-    low, high = SATURATED_RATIOS
-    busy = loader.run + loader.ready + loader.io
-    sure = np.clip((busy - low) / (high - low), 0.0, 1.0)
-    return np.asarray(np.minimum(empty, length * main.asleep) * sure)
-
-
-def _workers(table: _Table, rows: slice, main: Shares, loader: Shares, told: Told | None) -> None:
-    # Where the launching process was seen and no worker of it, it had none.
-    count = np.where(main.count > 0, loader.count, np.nan)
-    if told is not None and told.workers is not None:
-        count = np.full(len(count), float(told.workers))
-    table.put("loader_workers", rows, count)
-    table.put("loader_cpu_ratio", rows, loader.run)
-    table.put("loader_runq_ratio", rows, loader.ready)
-    table.put("loader_io_ratio", rows, loader.io)
-    table.put("data_wait_inferred", rows, float(told is None))
-
-
-def _self_loading(table: _Table, rows: slice, main: Shares, wait_ratio: Floats) -> None:
-    """Tell what a thread that loads its data itself did while it did so.
-
-    I/O is taken to be all for data; its CPU time is not, so computing gets what is left of the
-    wait, at most the CPU time that the thread had.
-    """
-    kernel = np.ones(min(17, max(1, len(wait_ratio))))  # two seconds of windows of an eighth
-    smooth = np.convolve(wait_ratio, kernel, mode="same")
-    smooth /= np.convolve(np.ones(len(wait_ratio)), kernel, mode="same")
-    whole = np.where(smooth > 0, smooth, np.nan)
-    io = np.clip(main.io / whole, 0.0, 1.0)
-    ready = np.clip(main.ready, 0.0, 1.0 - io)
-    table.put("loader_workers", rows, 0.0)
-    table.put("loader_io_ratio", rows, io)
-    table.put("loader_runq_ratio", rows, ready)
-    table.put("loader_cpu_ratio", rows, np.clip(main.run / whole, 0.0, 1.0 - io - ready))
-    table.put("data_wait_inferred", rows, 0.0)
-
-
-def _reads(
-    table: _Table, known: Known, sources: Sequence[Proc], rows: slice, centres: Ints
-) -> None:
-    reads = known.around.reads(sources, centres)
-    length = table.columns["d_s"][rows]
-    table.put("read_fs", rows, reads.kind)
-    table.put("read_mount", rows, reads.mount)
-    table.put("loader_read_bytes", rows, reads.device_per_s * length)
-    table.put("loader_asked_bytes", rows, reads.asked_per_s * length)
-    # What has to be read again for want of memory is not the file system's.
-    thrash = known.around.thrashing(reads.device_per_s, centres)
-    io = table.columns["loader_io_ratio"][rows]
-    table.put("loader_thrash_ratio", rows, io * thrash)
-    table.put("loader_io_ratio", rows, io * (1.0 - np.nan_to_num(thrash)))
-
-
-def _cpus(table: _Table, known: Known, procs: Sequence[Proc], rows: slice, centres: Ints) -> None:
-    """Fill in what limits the CPUs of some processes: all of it, or nothing."""
-    allowed = [proc.info.get("cpus_allowed_count") for proc in procs]
-    least = min((int(count) for count in allowed if count is not None), default=None)
-    cgroup = next((proc.info["cgroup"] for proc in procs if proc.info.get("cgroup")), None)
-    throttled = known.around.throttled(cgroup, centres)
-    busy = known.around.cpu_busy(centres)
-    sure = ~np.isnan(throttled) & ~np.isnan(busy)
-    if least is None or known.around.cpus is None:
-        return
-    table.put("cpus_allowed", rows, np.where(sure, float(least), np.nan))
-    table.put("cgroup_throttled_ratio", rows, np.where(sure, throttled, np.nan))
-    table.put("node_cpus", rows, np.where(sure, float(known.around.cpus), np.nan))
-    table.put("node_cpu_busy_ratio", rows, np.where(sure, busy, np.nan))
-
-
 def _share_out(
-    table: _Table,
+    table: Table,
     gpu: Gpu,
     rows: slice,
     certain: Mapping[str, Floats],
@@ -293,7 +201,7 @@ def _share_out(
             table.put(name, rows, np.where(workers > 0, seconds, np.nan))
 
 
-def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certain: Truths) -> None:
+def _rest(table: Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certain: Truths) -> None:
     """Give out what is left of the empty time by what the launching thread did meanwhile.
 
     While the GPU is busy the thread may sleep, as it waits for the GPU; so what ran or was blocked
@@ -325,13 +233,25 @@ def _rest(table: _Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certai
     share = np.clip(still / np.maximum(main.asleep + still, 1e-9), 0.0, 1.0)
     parts["main_stopped_s"] = parts["main_asleep_s"] * share
     parts["main_asleep_s"] = parts["main_asleep_s"] - parts["main_stopped_s"]
+    parts["main_maybe_data_s"] = parts["main_asleep_s"] * _maybe_data(proc, main)
     # Who writes in bulk and sleeps meanwhile waits for what it writes.
     bulk = parts["main_run_s"] + parts["main_blocked_s"] + parts["main_asleep_s"]
     parts["writing_s"] = np.where(writing > 0, bulk, 0.0)
-    for name in ("main_run_s", "main_blocked_s", "main_asleep_s"):
+    for name in ("main_run_s", "main_blocked_s", "main_asleep_s", "main_maybe_data_s"):
         parts[name] = np.where(writing > 0, 0.0, parts[name])
     for name, values in parts.items():
         table.put(name, rows, np.where(unknown, np.nan, values))
+
+
+def _maybe_data(proc: Proc, main: Shares) -> Floats:
+    """Return which share of its sleep a thread may have waited for its DataLoader; NaN if unknown.
+
+    It polls the pipe that workers write to or, where a thread pins batches, waits for that thread.
+    """
+    kinds = proc.info.get("thread_kinds")
+    pins = kinds is None or "data_pin" in kinds.split(",")
+    where = main.in_poll + (main.in_lock if pins else 0.0)
+    return np.asarray(np.clip(where / np.maximum(main.asleep, 1e-9), 0.0, 1.0))
 
 
 def _writing(gpu: Gpu, proc: Proc, rows: slice, main: Shares) -> Floats:

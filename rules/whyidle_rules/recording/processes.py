@@ -25,6 +25,13 @@ _IO_CHANNELS = (
     "submit_bio|filemap_|netfs_|cifs|smb|beegfs|FhgfsOps|mmfs|netfs)"
 )
 _FUSE_CHANNELS = "^(request_wait_answer|fuse_)"
+# Where a task waits for a socket of the network; one with a timeout polls.
+_SOCKET_CHANNELS = "^(sk_wait_data|sk_stream_wait|wait_woken|inet_csk_wait|tcp_)"
+# Where it waits for any of some descriptors: a worker for its next task or, with a timeout, for
+# the network, a trainer for its DataLoader or anything else.
+_POLL_CHANNELS = "^(poll_schedule_timeout|do_poll|do_sys_poll|do_select|ep_poll|do_epoll_wait)"
+# Where it waits for another thread of its process, or for the interpreter.
+_LOCK_CHANNELS = "^(futex_|do_futex)"
 
 _QUERY = f"""
 SELECT pid, start_ns, mono_ns, parent_pid,
@@ -35,8 +42,13 @@ SELECT pid, start_ns, mono_ns, parent_pid,
     AS io,
   coalesce(regexp_matches(wait_channel, '{_FUSE_CHANNELS}'), false)::INTEGER AS fuse,
   coalesce(state IN ('T', 't'), false)::INTEGER AS stopped,
+  coalesce(regexp_matches(wait_channel, '{_SOCKET_CHANNELS}'), false)::INTEGER AS in_socket,
+  coalesce(regexp_matches(wait_channel, '{_POLL_CHANNELS}'), false)::INTEGER AS in_poll,
+  coalesce(regexp_matches(wait_channel, '{_LOCK_CHANNELS}'), false)::INTEGER AS in_lock,
+  (bool_or(wait_channel IS NOT NULL) OVER (PARTITION BY pid, start_ns))::INTEGER AS channels,
   (state IN ('S', 'D', 'I', 'T', 't'))::INTEGER AS waits,
   coalesce(main_run_ns::DOUBLE, user_ns::DOUBLE + system_ns::DOUBLE) AS run_ns,
+  user_ns::DOUBLE + system_ns::DOUBLE AS cpu_ns,
   main_run_delay_ns::DOUBLE AS ready_ns, blkio_delay_ns::DOUBLE AS blkio_ns,
   read_bytes::DOUBLE AS read_bytes, write_bytes::DOUBLE AS write_bytes,
   rchar_bytes::DOUBLE AS rchar_bytes, wchar_bytes::DOUBLE AS wchar_bytes
@@ -166,7 +178,7 @@ def _closed(con: duckdb.DuckDBPyConnection, here: Mapping[str, Any]) -> dict[Ide
 
 _INFO = (
     "kind", "rank", "local_rank", "world_size", "job", "cgroup", "cpus_allowed_count",
-    "thread_kinds", "command",
+    "thread_kinds", "command", "net_namespace",
 )  # fmt: skip
 
 

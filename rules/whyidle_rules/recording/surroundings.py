@@ -11,6 +11,8 @@ import numpy as np
 
 from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
+from whyidle_rules.recording import network
+from whyidle_rules.recording.network import Network
 from whyidle_rules.recording.processes import Identity, Proc
 from whyidle_rules.recording.series import Array, Columns, Counter, Floats, Truths, counter, fetch
 from whyidle_rules.recording.threads import GAP_NS, HALF_NS, LEAST_NS, grown
@@ -48,6 +50,7 @@ class Surroundings:
     files: Mapping[Identity, Columns]
     memory_stall_ns: Counter
     refault_bytes: Counter
+    network: Network
 
     def thrashing(self, device_per_s: Floats, centres: Ints) -> Floats:
         """Return which share of what is read from devices memory had held shortly before.
@@ -209,6 +212,7 @@ def load(
         at,
     )
     return Surroundings(
+        network=network.load(con, at, where),
         memory_stall_ns=_counter(memory, "some_ns"),
         refault_bytes=_counter(refaults, "bytes"),
         cpus=int(cpu["cpus"][-1]) if len(cpu) else None,

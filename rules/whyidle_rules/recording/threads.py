@@ -8,6 +8,7 @@ by the state that each reading found.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,14 +33,25 @@ WEIGHT_LEAST = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Of the time of some threads around each window; NaN where unknown. `count` of them lived."""
+    """Of the time of some threads around each window; NaN where unknown. `count` of them lived.
+
+    Parts of the time asleep: `in_socket` waits for the network, `in_poll` for any of some
+    descriptors, `in_lock` for another thread; NaN where the kernel does not tell what for.
+    """
 
     count: Floats
     run: Floats
     ready: Floats
     io: Floats
     stopped: Floats
+    in_socket: Floats
+    in_poll: Floats
+    in_lock: Floats
     covered_ns: Floats
+
+    def with_run(self, run: Floats) -> Shares:
+        """Return the same with more of the time on a CPU, which is taken from what is left."""
+        return dataclasses.replace(self, run=run)
 
     @property
     def asleep(self) -> Floats:
@@ -61,10 +73,9 @@ def shares(
     covered, run, ready, blkio = (np.zeros(size) for _ in range(4))
     count = np.zeros(size)
     ready_known, blkio_known = np.ones(size, dtype=bool), np.ones(size, dtype=bool)
+    blind = False
     times: list[Ints] = []
-    io: list[Floats] = []
-    stopped: list[Floats] = []
-    waits: list[Floats] = []
+    draws: dict[str, list[Floats]] = {name: [] for name in ("waits", *_STATES)}
     for proc in procs:
         own = proc.rows
         ns = own["mono_ns"].astype(np.int64)
@@ -81,56 +92,94 @@ def shares(
             known &= (told > 0) | (seen == 0)
         drawn = ~np.isnan(own["io"].astype(np.float64))
         times.append(ns[drawn])
-        io.append(own["io"][drawn].astype(np.float64))
-        stopped.append(own["stopped"][drawn].astype(np.float64))
-        waits.append(np.nan_to_num(own["waits"][drawn].astype(np.float64)))
+        for name, values in draws.items():
+            values.append(np.nan_to_num(own[name][drawn].astype(np.float64)))
+        blind |= bool(((own["channels"] != 1) & (own["waits"] == 1))[drawn].any())
     known = covered > 0
     whole = np.where(known, covered, np.nan)
     run_share = np.clip(run / whole, 0.0, 1.0)
     ready_share = np.where(ready_known, np.clip(ready / whole, 0.0, 1.0 - run_share), np.nan)
     off = np.maximum(0.0, 1.0 - run_share - ready_share)
     counted = np.where(blkio_known, np.minimum(blkio / whole, off), np.nan)
-    found = off * _drawn(times, io, waits, centres, emptiness)
+    looks = _Looks(times, draws["waits"], draws["io"], centres, emptiness)
+    parts = {name: np.asarray(off * looks.share(draws[name])) for name in _STATES}
+    if blind:
+        parts.update({name: np.full(size, np.nan) for name in _CHANNELS})
     return Shares(
         count=count,
         run=run_share,
         ready=ready_share,
-        io=np.asarray(np.fmax(counted, found)),
-        stopped=np.asarray(off * _drawn(times, stopped, waits, centres, emptiness)),
+        io=np.asarray(np.fmax(counted, parts.pop("io"))),
+        **parts,
         covered_ns=covered,
     )
 
 
-def _drawn(
-    times: Sequence[Ints],
-    io: Sequence[Floats],
-    waits: Sequence[Floats],
-    centres: Ints,
-    emptiness: Callable[[Ints], Floats] | None,
-) -> Floats:
-    """Return the share of readings off the CPU that found a thread in I/O; NaN with too few."""
-    if not times:
-        return np.full(len(centres), np.nan)
-    order = np.argsort(np.concatenate(times), kind="stable")
-    when = np.concatenate(times)[order]
-    in_io = np.concatenate(io)[order]
-    off = np.maximum(np.concatenate(waits)[order], in_io)
-    low = np.searchsorted(when, centres - STATES_HALF_NS, side="left")
-    high = np.searchsorted(when, centres + STATES_HALF_NS, side="right")
+# Columns of the readings that tell where a thread off the CPU was, and those of them that only a
+# wait channel tells.
+_CHANNELS = ("in_socket", "in_poll", "in_lock")
+_STATES = ("io", "stopped", *_CHANNELS)
 
-    def summed(values: Floats) -> Floats:
+
+class _Looks:
+    """Readings of threads as draws: of those that found one off the CPU, the share somewhere.
+
+    NaN with too few of them.
+    """
+
+    def __init__(
+        self,
+        times: Sequence[Ints],
+        waits: Sequence[Floats],
+        io: Sequence[Floats],
+        centres: Ints,
+        emptiness: Callable[[Ints], Floats] | None,
+    ) -> None:
+        self._size = len(centres)
+        self._none = not times
+        if self._none:
+            return
+        when = np.concatenate(times)
+        self._order = np.argsort(when, kind="stable")
+        when = when[self._order]
+        self._low = np.searchsorted(when, centres - STATES_HALF_NS, side="left")
+        self._high = np.searchsorted(when, centres + STATES_HALF_NS, side="right")
+        off = np.maximum(self._joined(waits), self._joined(io))
+        self._off = self._summed(off)
+        self._weight = emptiness(when) if emptiness is not None and len(when) else None
+        if self._weight is not None:
+            self._weighted_off = self._summed(off * self._weight)
+        # Threads that were found on a CPU every time were not in I/O either.
+        self._enough = (self._high - self._low) >= STATES_LEAST
+
+    def share(self, found: Sequence[Floats]) -> Floats:
+        """Return the share of one kind of reading."""
+        if self._none:
+            return np.full(self._size, np.nan)
+        values = self._joined(found)
+        share = self._summed(values) / np.maximum(self._off, 1.0)
+        if self._weight is not None:
+            weighted = self._summed(values * self._weight) / np.maximum(self._weighted_off, 1e-9)
+            share = np.where(self._weighted_off >= WEIGHT_LEAST, weighted, share)
+        return np.asarray(np.where(self._enough, share, np.nan))
+
+    def _joined(self, parts: Sequence[Floats]) -> Floats:
+        return np.asarray(np.concatenate(parts)[self._order])
+
+    def _summed(self, values: Floats) -> Floats:
         total = np.concatenate(([0.0], np.cumsum(values)))
-        return np.asarray(total[high] - total[low])
+        return np.asarray(total[self._high] - total[self._low])
 
-    share = summed(in_io) / np.maximum(summed(off), 1.0)
-    if emptiness is not None and len(when):
-        weight = emptiness(when)
-        draws = summed(off * weight)
-        weighted = summed(in_io * weight) / np.maximum(draws, 1e-9)
-        share = np.where(draws >= WEIGHT_LEAST, weighted, share)
-    # Threads that were found on a CPU every time were not in I/O either.
-    enough = (high - low) >= STATES_LEAST
-    return np.asarray(np.where(enough, share, np.nan))
+
+def computing(procs: Sequence[Proc], centres: Ints) -> Floats:
+    """Return the CPU time of all threads of processes, of their time; NaN where unknown."""
+    total, covered = np.zeros(len(centres)), np.zeros(len(centres))
+    for proc in procs:
+        own = counter(proc.rows["mono_ns"].astype(np.int64), proc.rows["cpu_ns"], gap_ns=GAP_NS)
+        growth, seen = own.around(centres, HALF_NS, LEAST_NS)
+        total += growth
+        covered += seen
+    return np.asarray(total / np.where(covered > 0, covered, np.nan))
 
 
 def grown(procs: Sequence[Proc], name: str, centres: Ints, half_ns: int) -> Floats:

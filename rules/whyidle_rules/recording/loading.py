@@ -1,0 +1,146 @@
+"""What those did who load a trainer's data: its DataLoader's workers, or the trainer itself.
+
+Whoever sleeps may wait for the network or have nothing to do, and the kernel's name for where it
+sleeps tells only some of that apart: a worker polls for its next task, and for a socket with a
+timeout too. So one that receives bytes is taken to poll for those, and one that is not known to
+receive any, for nothing that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from whyidle_rules.intervals import Ints
+from whyidle_rules.recording.columns import Table
+from whyidle_rules.recording.known import Known
+from whyidle_rules.recording.phases import Told
+from whyidle_rules.recording.processes import Proc
+from whyidle_rules.recording.series import Floats
+from whyidle_rules.recording.threads import Shares, computing, shares
+from whyidle_rules.recording.windows import Gpu
+
+# Without a counter page: workers that are this busy have no finished batch to wait with; at the
+# lower bound nothing is inferred, at the upper one all of the wait. A worker of a loader that keeps
+# up sleeps for the rest of its time.
+SATURATED_RATIOS = (0.7, 0.9)
+# Workers that are fed by the network sleep as idle ones do. Only of a thread that polls for most of
+# the time in which the GPU is empty it is inferred that it waits for them.
+POLLING_RATIOS = (0.5, 0.8)
+# Received by a process: more than what keeps connections alive, or asks for the time.
+RECEIVES_BYTES_PER_S = 16 << 10
+
+
+def loader_shares(workers: Sequence[Proc], known: Known, centres: Ints) -> tuple[Shares, Floats]:
+    """Return what workers did, and which share of their time they waited for the network.
+
+    A worker whose main thread waits for others of its threads computes when they do.
+    """
+    found = shares(workers, centres)
+    others = np.maximum(0.0, computing(workers, centres) - found.run)
+    helped = np.fmin(np.nan_to_num(found.in_lock), np.nan_to_num(others))
+    found = found.with_run(np.minimum(1.0, found.run + helped))
+    return found, network_share(found, known, workers, centres)
+
+
+def network_share(did: Shares, known: Known, procs: Sequence[Proc], centres: Ints) -> Floats:
+    """Return which share of their time processes waited for the network; NaN if not known."""
+    received = known.around.network.bytes_per_s(procs, centres)
+    some = received >= RECEIVES_BYTES_PER_S
+    waits = did.in_socket + np.where(some, did.in_poll, 0.0)
+    return np.asarray(np.where(np.isnan(received) | (len(procs) == 0), np.nan, waits))
+
+
+def inferred_wait(gpu: Gpu, rows: slice, main: Shares, loader: Shares, network: Floats) -> Floats:
+    """Return seconds in which the launching thread must have waited for saturated workers."""
+    length = gpu.length[rows] / 1e9
+    empty = length * (1.0 - gpu.busy[rows])
+    busy = loader.run + loader.ready + loader.io
+    sure = np.minimum(empty, length * main.asleep) * _ramp(busy, SATURATED_RATIOS)
+    off = np.maximum(main.asleep, 1e-9)
+    polls = np.nan_to_num(_ramp(main.in_poll / off, POLLING_RATIOS))
+    fed = _ramp(busy + np.nan_to_num(network), SATURATED_RATIOS)
+    asked = np.minimum(empty, length * main.in_poll) * polls * fed
+    return np.asarray(np.fmax(sure, asked))
+
+
+def _ramp(values: Floats, ratios: tuple[float, float]) -> Floats:
+    low, high = ratios
+    return np.asarray(np.clip((values - low) / (high - low), 0.0, 1.0))
+
+
+def workers(
+    table: Table,
+    rows: slice,
+    main: Shares,
+    loader: tuple[Shares, Floats],
+    told: Told | None,
+) -> None:
+    """Fill in what DataLoader workers did."""
+    did, network = loader
+    # Where the launching process was seen and no worker of it, it had none.
+    count = np.where(main.count > 0, did.count, np.nan)
+    if told is not None and told.workers is not None:
+        count = np.full(len(count), float(told.workers))
+    table.put("loader_workers", rows, count)
+    table.put("loader_cpu_ratio", rows, did.run)
+    table.put("loader_runq_ratio", rows, did.ready)
+    table.put("loader_io_ratio", rows, did.io)
+    table.put("loader_network_ratio", rows, network)
+    table.put("data_wait_inferred", rows, float(told is None))
+
+
+def own_loading(
+    table: Table, rows: slice, main: Shares, network: Floats, wait_ratio: Floats
+) -> None:
+    """Tell what a thread that loads its data itself did while it did so.
+
+    I/O is taken to be all for data; its CPU time is not, so computing gets what is left of the
+    wait, at most the CPU time that the thread had.
+    """
+    kernel = np.ones(min(17, max(1, len(wait_ratio))))  # two seconds of windows of an eighth
+    smooth = np.convolve(wait_ratio, kernel, mode="same")
+    smooth /= np.convolve(np.ones(len(wait_ratio)), kernel, mode="same")
+    whole = np.where(smooth > 0, smooth, np.nan)
+    io = np.clip(main.io / whole, 0.0, 1.0)
+    ready = np.clip(main.ready, 0.0, 1.0 - io)
+    table.put("loader_workers", rows, 0.0)
+    table.put("loader_io_ratio", rows, io)
+    table.put("loader_runq_ratio", rows, ready)
+    computes = np.clip(main.run / whole, 0.0, 1.0 - io - ready)
+    table.put("loader_cpu_ratio", rows, computes)
+    waits = np.clip(network / whole, 0.0, 1.0 - io - ready - computes)
+    table.put("loader_network_ratio", rows, waits)
+    table.put("data_wait_inferred", rows, 0.0)
+
+
+def reads(table: Table, known: Known, sources: Sequence[Proc], rows: slice, centres: Ints) -> None:
+    """Fill in where data is read from."""
+    found = known.around.reads(sources, centres)
+    length = table.columns["d_s"][rows]
+    table.put("read_fs", rows, found.kind)
+    table.put("read_mount", rows, found.mount)
+    table.put("loader_read_bytes", rows, found.device_per_s * length)
+    table.put("loader_asked_bytes", rows, found.asked_per_s * length)
+    # What has to be read again for want of memory is not the file system's.
+    thrash = known.around.thrashing(found.device_per_s, centres)
+    io = table.columns["loader_io_ratio"][rows]
+    table.put("loader_thrash_ratio", rows, io * thrash)
+    table.put("loader_io_ratio", rows, io * (1.0 - np.nan_to_num(thrash)))
+
+
+def cpus(table: Table, known: Known, procs: Sequence[Proc], rows: slice, centres: Ints) -> None:
+    """Fill in what limits the CPUs of some processes: all of it, or nothing."""
+    allowed = [proc.info.get("cpus_allowed_count") for proc in procs]
+    least = min((int(count) for count in allowed if count is not None), default=None)
+    cgroup = next((proc.info["cgroup"] for proc in procs if proc.info.get("cgroup")), None)
+    throttled = known.around.throttled(cgroup, centres)
+    busy = known.around.cpu_busy(centres)
+    sure = ~np.isnan(throttled) & ~np.isnan(busy)
+    if least is None or known.around.cpus is None:
+        return
+    table.put("cpus_allowed", rows, np.where(sure, float(least), np.nan))
+    table.put("cgroup_throttled_ratio", rows, np.where(sure, throttled, np.nan))
+    table.put("node_cpus", rows, np.where(sure, float(known.around.cpus), np.nan))
+    table.put("node_cpu_busy_ratio", rows, np.where(sure, busy, np.nan))
