@@ -27,19 +27,27 @@ def exposed(wait: Floats, empty: Floats, length: Floats, starts: Ints) -> Floats
 
     `starts` are the times at which the windows begin, in order, ns.
     """
-    out = np.minimum(wait, empty)
-    edges = np.flatnonzero(np.diff(starts // BLOCK_NS)) + 1
-    for part in np.split(np.arange(len(out)), edges):
-        other = np.maximum(length[part] - wait[part], 0.0)
-        beside = _rate(wait[part], empty[part], other, length[part]) * other
-        out[part] = np.minimum(wait[part], np.maximum(empty[part] - beside, 0.0))
-    return out
+    if len(wait) == 0:
+        return np.empty(0)
+    block = np.cumsum(np.concatenate(([False], np.diff(starts // BLOCK_NS) != 0)))
+    other = np.maximum(length - wait, 0.0)
+    beside = _rates(wait, empty, other, length, block) * other
+    return np.asarray(np.minimum(wait, np.maximum(empty - beside, 0.0)))
 
 
-def _rate(wait: Floats, empty: Floats, other: Floats, length: Floats) -> float:
-    """Return which share of the time without a wait is empty; a median, as pauses are no rate."""
-    hardly = wait < HARDLY_RATIO * length  # false for NaN
-    if int(hardly.sum()) < WINDOWS_LEAST:
-        return 0.0
-    rest = np.maximum(empty[hardly] - wait[hardly], 0.0)
-    return float(np.clip(np.median(rest / np.maximum(other[hardly], 1e-9)), 0.0, 1.0))
+def _rates(wait: Floats, empty: Floats, other: Floats, length: Floats, block: Ints) -> Floats:
+    """Return which share of the time without a wait is empty in the block of each window.
+
+    A median of windows, as pauses are no rate.
+    """
+    hardly = np.flatnonzero(wait < HARDLY_RATIO * length)  # false for NaN
+    rest = np.maximum(empty[hardly] - wait[hardly], 0.0) / np.maximum(other[hardly], 1e-9)
+    # By block, and from the least to the greatest in each.
+    ordered = rest[np.lexsort((rest, block[hardly]))]
+    count = np.bincount(block[hardly], minlength=int(block[-1]) + 1)
+    first = np.cumsum(count) - count
+    enough = count >= WINDOWS_LEAST
+    low, high = (first + (count - 1) // 2)[enough], (first + count // 2)[enough]
+    rates = np.zeros(len(count))
+    rates[enough] = np.clip((ordered[low] + ordered[high]) / 2.0, 0.0, 1.0)
+    return np.asarray(rates[block])

@@ -7,6 +7,7 @@ what the thread did meanwhile: it ran, was ready without a CPU, was blocked in I
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from whyidle_rules.recording.known import Known
 from whyidle_rules.recording.lifecycle import WHOLLY_EMPTY_RATIO
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.processes import Proc
-from whyidle_rules.recording.series import Array, Floats, Truths, counter
+from whyidle_rules.recording.series import Array, Floats, Truths, counter, runs
 from whyidle_rules.recording.threads import GAP_NS, Shares, shares
 from whyidle_rules.recording.windows import Gpu
 
@@ -98,11 +99,11 @@ def stints(gpu: Gpu, known: Known) -> list[tuple[slice, Proc]]:
     for number, proc in enumerate(launchers):
         inside = (gpu.t0 >= proc.begin_ns) & (gpu.t1 <= proc.end_ns) & (owner < 0)
         owner[inside] = number
-    edges = np.flatnonzero(np.diff(owner)) + 1
+    edges = [0, *(np.flatnonzero(np.diff(owner)) + 1).tolist(), len(owner)]
     return [
-        (slice(int(part[0]), int(part[-1]) + 1), launchers[owner[part[0]]])
-        for part in np.split(np.arange(len(owner)), edges)
-        if len(part) and owner[part[0]] >= 0
+        (slice(begin, end), launchers[owner[begin]])
+        for begin, end in itertools.pairwise(edges)
+        if begin < end and owner[begin] >= 0
     ]
 
 
@@ -273,16 +274,13 @@ def _writing(gpu: Gpu, proc: Proc, rows: slice, main: Shares) -> Floats:
         return np.where(void, np.nan, 0.0)
     near = [each.around((t0 + t1) // 2, WRITES_HALF_NS, 0)[0] for each in written]
     grows = np.maximum(*near) >= GROWS_BYTES
-    edges = np.flatnonzero(np.diff(void.astype(np.int8))) + 1
-    for part in np.split(np.arange(len(void)), edges):
-        if not len(part) or not void[part[0]]:
-            continue
-        # Readings are a second apart: what was written just before belongs to the stretch.
-        begin, end = int(t0[part[0]]) - NS_PER_S, int(t1[part[-1]]) + NS_PER_S
-        middle = np.array([(begin + end) // 2], dtype=np.int64)
-        grown = [each.around(middle, (end - begin) // 2, 0)[0][0] for each in written]
-        if max(grown) >= BULK_WRITE_BYTES:
-            out[part] = _while_written(grows[part], main.io[part] >= BLOCKED_RATIO)
+    firsts, lasts = runs(void)
+    # Readings are a second apart: what was written just before belongs to the stretch.
+    begins, ends = t0[firsts] - NS_PER_S, t1[lasts] + NS_PER_S
+    grown = [each.around((begins + ends) // 2, (ends - begins) // 2, 0)[0] for each in written]
+    for at in np.flatnonzero(np.maximum(*grown) >= BULK_WRITE_BYTES):
+        part = slice(firsts[at], lasts[at] + 1)
+        out[part] = _while_written(grows[part], main.io[part] >= BLOCKED_RATIO)
     return out
 
 

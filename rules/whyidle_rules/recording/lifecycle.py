@@ -6,7 +6,7 @@ import numpy as np
 
 from whyidle.clock import NS_PER_S
 from whyidle_rules.recording.known import Known
-from whyidle_rules.recording.series import Floats
+from whyidle_rules.recording.series import Floats, runs
 from whyidle_rules.recording.windows import Gpu
 
 # A window in which kernels ran for less than this is wholly empty: gaps are made of such windows.
@@ -20,11 +20,9 @@ JUST_BEFORE_NS = 5 * NS_PER_S
 def gaps(gpu: Gpu) -> Floats:
     """Return how long the stretch of wholly empty windows is that each window is in; else NaN."""
     void = gpu.busy <= WHOLLY_EMPTY_RATIO
+    first, last = runs(void)
     out = np.full(len(void), np.nan)
-    edges = np.flatnonzero(np.diff(void.astype(np.int8))) + 1
-    for part in np.split(np.arange(len(void)), edges):
-        if len(part) and void[part[0]]:
-            out[part] = (gpu.t1[part[-1]] - gpu.t0[part[0]]) / 1e9
+    out[void] = np.repeat((gpu.t1[last] - gpu.t0[first]) / 1e9, last - first + 1)
     return out
 
 

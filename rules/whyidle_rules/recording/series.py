@@ -6,6 +6,7 @@ and across a gap in the readings, nothing is known: NaN, never 0. Times are int6
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 
+from whyidle_rules import intervals
 from whyidle_rules.intervals import Ints
 
 Floats = npt.NDArray[np.float64]
@@ -27,12 +29,12 @@ _WRAP = {32: float(1 << 32)}
 class Counter:
     """A counter: times of its readings, growth since the first one, and where readings are apart.
 
-    `lost_ns` is, for each reading, the time up to it that lies in gaps longer than allowed.
+    `gaps` are the spans between two readings that are longer than allowed.
     """
 
     times: Ints
     growth: Floats
-    lost_ns: Ints
+    gaps: Ints
 
     def between(self, starts: Ints, ends: Ints) -> Floats:
         """Return the growth inside each window; NaN where it is not wholly covered."""
@@ -47,12 +49,11 @@ class Counter:
         if len(self.times) < 2:
             return np.zeros(len(starts), dtype=bool)
         inside = (starts >= self.times[0]) & (ends <= self.times[-1])
-        lost = np.interp(ends, self.times, self.lost_ns) - np.interp(
-            starts, self.times, self.lost_ns
-        )
-        return np.asarray(inside & (lost <= 0), dtype=bool)
+        if len(self.gaps):
+            inside &= intervals.covered_ns(self.gaps, starts, ends) <= 0
+        return np.asarray(inside, dtype=bool)
 
-    def around(self, centres: Ints, half_ns: int, least_ns: int) -> tuple[Floats, Floats]:
+    def around(self, centres: Ints, half_ns: int | Ints, least_ns: int) -> tuple[Floats, Floats]:
         """Return growth and covered time in [centre - half, centre + half], cut to the readings.
 
         Both are 0 where less than `least_ns` of that is covered.
@@ -62,11 +63,12 @@ class Counter:
             return nothing, nothing.copy()
         low = np.clip(centres - half_ns, self.times[0], self.times[-1])
         high = np.clip(centres + half_ns, self.times[0], self.times[-1])
-        lost = np.interp(high, self.times, self.lost_ns) - np.interp(low, self.times, self.lost_ns)
-        covered = (high - low) - lost
+        covered = high - low
+        known = covered >= least_ns
+        if len(self.gaps):
+            known &= intervals.covered_ns(self.gaps, low, high) <= 0
         growth = self._at(high) - self._at(low)
-        known = (covered >= least_ns) & (lost <= 0)
-        return np.where(known, growth, 0.0), np.where(known, covered, 0.0)
+        return np.where(known, growth, 0.0), np.where(known, covered.astype(np.float64), 0.0)
 
     def _at(self, times: Ints) -> Floats:
         return np.asarray(np.interp(times, self.times, self.growth))
@@ -78,24 +80,24 @@ def counter(times: Array, values: Array, *, gap_ns: int, bits: int = 64) -> Coun
     One that falls has wrapped, if it has so few bits and was in the upper half; otherwise it began
     anew, and what it shows now is what it grew by at least.
     """
+    times, values = times.astype(np.int64, copy=False), values.astype(np.float64, copy=False)
     known = ~np.isnan(values)
-    times, values = times[known].astype(np.int64), values[known].astype(np.float64)
-    if len(times) > 1:  # two readings of one moment: the later one counts
-        last = np.append(times[1:] != times[:-1], True)
+    if not known.all():
+        times, values = times[known], values[known]
+    same = times[1:] == times[:-1]
+    if same.any():  # two readings of one moment: the later one counts
+        last = np.append(~same, True)
         times, values = times[last], values[last]
     steps = np.diff(values)
     if bits in _WRAP:
         wrapped = (steps < 0) & (values[:-1] > _WRAP[bits] / 2)
         steps = np.where(wrapped, steps + _WRAP[bits], steps)
     steps = np.where(steps < 0, values[1:] if len(values) else steps, steps)
-    gaps = np.diff(times)
-    lost = np.where(gaps > gap_ns, gaps, 0)
+    apart = np.flatnonzero(np.diff(times) > gap_ns)
     return Counter(
         times=times,
         growth=np.concatenate(([0.0], np.cumsum(steps))) if len(times) else np.empty(0),
-        lost_ns=np.concatenate(([0], np.cumsum(lost))).astype(np.int64)
-        if len(times)
-        else np.empty(0, dtype=np.int64),
+        gaps=intervals.union(times[apart], times[apart + 1]),
     )
 
 
@@ -112,6 +114,12 @@ def nearest(times: Ints, centres: Ints, within_ns: int) -> Ints:
     use_before = (before >= 0) & (centres - times[held] <= within_ns)
     use_after = np.abs(times[after] - centres) <= within_ns
     return np.asarray(np.where(use_before, held, np.where(use_after, after, -1)), dtype=np.int64)
+
+
+def runs(truths: Truths) -> tuple[Ints, Ints]:
+    """Return the first and the last place of each unbroken run of truths."""
+    edges = np.diff(np.concatenate(([0], truths.astype(np.int8), [0])))
+    return np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
 
 
 def numbered(values: Array) -> tuple[Ints, list[Any]]:
@@ -151,16 +159,18 @@ class Columns:
             return {}
         codes = np.zeros(size, dtype=np.int64)
         for key in keys:
-            values = self.of[key]
-            if values.dtype == object:
-                inverse, _ = numbered(values)
-            else:
-                _, inverse = np.unique(values, return_inverse=True)
-            codes = codes * (int(inverse.max()) + 1) + inverse.reshape(-1)
-        order = np.argsort(codes, kind="stable")
-        edges = np.flatnonzero(np.diff(codes[order])) + 1
+            numbers, words = numbered(self.of[key])
+            codes = codes * len(words) + numbers
+        edges = np.flatnonzero(np.diff(codes)) + 1
+        parts: Sequence[slice | Ints]
+        if len(np.unique(codes[np.append(0, edges)])) == len(edges) + 1:  # in order already
+            bounds = [0, *edges.tolist(), size]
+            parts = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+        else:
+            order = np.argsort(codes, kind="stable")
+            parts = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
         found = {}
-        for rows in np.split(order, edges):
+        for rows in parts:
             own = self.where(rows)
             found[tuple(own[key][0] for key in keys)] = own
         return found

@@ -14,7 +14,16 @@ from whyidle_rules.intervals import Ints
 from whyidle_rules.recording import network
 from whyidle_rules.recording.network import Network
 from whyidle_rules.recording.processes import Identity, Proc
-from whyidle_rules.recording.series import Array, Columns, Counter, Floats, Truths, counter, fetch
+from whyidle_rules.recording.series import (
+    Array,
+    Columns,
+    Counter,
+    Floats,
+    Truths,
+    counter,
+    fetch,
+    numbered,
+)
 from whyidle_rules.recording.threads import GAP_NS, HALF_NS, LEAST_NS, grown
 
 _QUOTA_HALF_NS = 2 * NS_PER_S
@@ -97,8 +106,8 @@ class Surroundings:
         kind[through_fuse] = "fuse"
         seen = [self.files[proc.identity] for proc in procs if proc.identity in self.files]
         remote = through_fuse | ~from_device
-        for place, (name, point) in _most_read(seen, centres, remote).items():
-            kind[place], mount[place] = name, point
+        places, kinds, points = _most_read(seen, centres, remote)
+        kind[places], mount[places] = kinds, points
         return Reads(kind=kind, mount=mount, device_per_s=device, asked_per_s=asked)
 
 
@@ -126,41 +135,42 @@ def _fuse(procs: Sequence[Proc], centres: Ints) -> Array:
     return np.asarray(total > 0)
 
 
-def _most_read(
-    seen: Sequence[Columns], centres: Ints, remote: Truths
-) -> dict[int, tuple[str, str | None]]:
-    """Return, by window, the mount that most looks found files of open.
+def _most_read(seen: Sequence[Columns], centres: Ints, remote: Truths) -> tuple[Ints, Array, Array]:
+    """Return windows, and the kind and mount point that most looks found files of open there.
 
     Any process has files of its own disk open, such as its input or its code. Where nothing comes
     from a block device (`remote`), a mount of another kind is what data comes from; where it does,
     one of a block device is.
     """
+    nothing = np.empty(0, dtype=object)
     if not seen:
-        return {}
+        return np.empty(0, dtype=np.int64), nothing, nothing
     times = np.concatenate([rows["mono_ns"].astype(np.int64) for rows in seen])
-    mounts = [
-        (kind, point)
-        for rows in seen
-        for kind, point in zip(rows["kind"], rows["mount_point"], strict=True)
-    ]
+    kinds, names = numbered(np.concatenate([rows["kind"] for rows in seen]))
+    points, paths = numbered(np.concatenate([rows["mount_point"] for rows in seen]))
+    mounts = kinds * len(paths) + points
     order = np.argsort(times, kind="stable")
-    times = times[order]
-    different = sorted({m for m in mounts if m[0] is not None and m[0] not in NOT_FILES}, key=str)
+    times, mounts = times[order], mounts[order]
+    found = {int(m): (names[m // len(paths)], paths[m % len(paths)]) for m in np.unique(mounts)}
+    different = sorted(
+        (m for m, (kind, _) in found.items() if kind is not None and kind not in NOT_FILES),
+        key=lambda m: str(found[m]),
+    )
     if not different:
-        return {}
+        return np.empty(0, dtype=np.int64), nothing, nothing
     low = np.searchsorted(times, centres - _FILES_HALF_NS)
     high = np.searchsorted(times, centres + _FILES_HALF_NS)
     counts = np.zeros((len(different), len(centres)))
     for row, wanted in enumerate(different):
-        here = np.array([mounts[i] == wanted for i in order], dtype=np.float64)
-        summed = np.concatenate(([0.0], np.cumsum(here)))
+        summed = np.concatenate(([0.0], np.cumsum(mounts == wanted)))
         counts[row] = summed[high] - summed[low]
-    local = np.array([kind in _LOCAL for kind, _ in different])
+    local = np.array([found[m][0] in _LOCAL for m in different])
     fits = np.where(remote[None, :], ~local[:, None], local[:, None])
     chosen = np.where((counts * fits).sum(axis=0) > 0, counts * fits, counts)
     best = chosen.argmax(axis=0)
-    found = chosen[best, np.arange(len(centres))] > 0
-    return {int(i): different[best[i]] for i in np.flatnonzero(found)}
+    places = np.flatnonzero(chosen[best, np.arange(len(centres))] > 0)
+    kind, point = (np.array([found[m][at] for m in different], dtype=object) for at in (0, 1))
+    return places, kind[best[places]], point[best[places]]
 
 
 def load(

@@ -19,7 +19,7 @@ import numpy as np
 from whyidle_rules.ledger import UNATTRIBUTED
 from whyidle_rules.recording import fabric
 from whyidle_rules.recording.jobs import Job, Waits, spin_of
-from whyidle_rules.recording.series import Floats, Truths
+from whyidle_rules.recording.series import Floats, Truths, runs
 from whyidle_rules.recording.windows import Gpu
 
 # How far back an excess may lie: a step starts with its data and ends with its collectives.
@@ -84,10 +84,9 @@ def _stuck(way: fabric.Fabric, own: Floats, gpu: Gpu) -> Truths:
     nothing = np.array([kind is None for kind in way.transport], dtype=bool)
     silent = way.links_known & nothing & (own >= STUCK_RATIO * length)
     out = np.zeros(len(silent), dtype=bool)
-    edges = np.flatnonzero(np.diff(silent.astype(np.int8))) + 1
-    for part in np.split(np.arange(len(silent)), edges):
-        if len(part) and silent[part[0]] and length[part].sum() >= STUCK_S:
-            out[part] = True
+    for first, last in zip(*runs(silent), strict=True):
+        part = slice(first, last + 1)
+        out[part] = length[part].sum() >= STUCK_S
     return out
 
 
