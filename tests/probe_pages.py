@@ -90,3 +90,25 @@ def make_page(*, pid: int, start_ns: int) -> bytes:
     )
     put_record(page, 1, at.EVENT_STEP, BEGAN_NS, BEGAN_NS + 9, 1, 5, 1)
     return bytes(page)
+
+
+def with_group(page: bytes) -> bytes:
+    """Return a page that tells of a process group as well, and of one call on it."""
+    more = bytearray(page)
+    for slot, value in {
+        at.GROUP_SERIAL: 1,
+        at.GROUP_KEY: 7,
+        at.GROUP_SIZE: 8,
+        at.GROUP_RANK: 3,
+        at.GROUP_BACKEND: at.BACKENDS.index("nccl"),
+        at.GROUP_CALLS: 1,
+        at.GROUP_ARRIVED_NS: BEGAN_NS,
+        at.GROUP_OPERATION: at.OPERATIONS.index("all_reduce"),
+    }.items():
+        put(more, at.GROUPS_AT + slot, value)
+    kind = at.OPERATIONS.index("all_reduce") | 1 << 8
+    data = struct.pack("<7q", 1, kind, BEGAN_NS, BEGAN_NS + 9, 1, 5, 4000)
+    place = at.CALLS_AT_BYTES + 1 % at.CALL_RECORDS * at.RING_BYTES
+    more[place : place + at.RING_BYTES] = data + struct.pack("<q", zlib.crc32(data))
+    put(more, at.CALL_SEQUENCE, 1)
+    return bytes(more)

@@ -15,7 +15,7 @@ import storage_tree
 from fabric_kit import lay
 from fabric_wire import connection, link_report
 from job import LAUNCHER, RANK0, RANK1, job, put
-from probe_pages import make_page
+from probe_pages import make_page, with_group
 from trees import BEGIN_NS, write
 from whyidle.clock import NS_PER_S, VirtualClock
 from whyidle.collect import ALL
@@ -123,7 +123,7 @@ def machine(root: Path) -> None:
     write(
         root,
         {
-            "run/whyidle/probe/a.page": make_page(pid=RANK0, start_ns=50 * NS_PER_S),
+            "run/whyidle/probe/a.page": with_group(make_page(pid=RANK0, start_ns=50 * NS_PER_S)),
             "dev/kmsg": "6,1,5,-;usb 1-1: new device\n",
             "proc/stat": "cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\nprocs_running 1\n",
             "proc/pressure/cpu": psi,

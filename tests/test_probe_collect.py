@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from probe_kit import environment, script
-from probe_pages import BEGAN_NS, make_page, page_of, put, put_record, seal
+from probe_pages import BEGAN_NS, make_page, page_of, put, put_record, seal, with_group
 from trees import BEGIN_NS, gather, host_of, write
 from whyidle.clock import NS_PER_S, SystemClock, VirtualClock
 from whyidle.collect.collector import Collect, NoData, Problem
 from whyidle.collect.probe import PROBE
 from whyidle.host import Answer, LiveHost
 from whyidle.live import Watched, live_host
-from whyidle.schema import Probe, ProbeEvent, ProbeInfo, ProbeLoader
+from whyidle.schema import Probe, ProbeCall, ProbeEvent, ProbeGroup, ProbeInfo, ProbeLoader
 from whyidle_probe import layout as at
 
 FOLDER = "run/whyidle/probe"
@@ -205,10 +205,10 @@ def test_what_is_no_page_is_refused_and_hurts_no_other(node: Node) -> None:
     assert kinds(rows) == ["Probe", "ProbeLoader", "ProbeEvent", "ProbeInfo"]
     messages = {Path(p.subject).stem: p.message for p in problems}
     assert messages == {
-        "short": "has 8191 bytes, not 8192: no page of a probe",
-        "long": "has 8193 bytes, not 8192: no page of a probe",
+        "short": "has 16383 bytes, not 16384: no page of a probe",
+        "long": "has 16385 bytes, not 16384: no page of a probe",
         "elf": "does not begin as a page of a probe does",
-        "newer": "is a page of version 9; this agent reads version 1",
+        "newer": "is a page of version 9; this agent reads versions up to 2",
         "fifo": "is no regular file",
         "link": "is no regular file",
         "folder": "is no regular file",
@@ -219,7 +219,7 @@ def test_a_page_that_is_cut_short_while_it_is_read(node: Node) -> None:
     path = node.page("a", make_page(pid=PID, start_ns=START_NS))
     assert len(node.run()[0]) == 4
     os.truncate(path, 100)
-    assert said(node, 0.125) == [f"/{FOLDER}/a.page has 100 bytes, not 8192: no page of a probe"]
+    assert said(node, 0.125) == [f"/{FOLDER}/a.page has 100 bytes, not 16384: no page of a probe"]
     path.write_bytes(make_page(pid=PID, start_ns=START_NS))
     assert len(node.run(5)[0]) == 4
 
@@ -393,3 +393,37 @@ def test_a_living_trainer(tmp_path: Path) -> None:
 def mine(rows: list[object], pid: int) -> list[object]:
     """The rows of one process: the machine may have other trainers."""
     return [row for row in rows if getattr(row, "pid", None) == pid]
+
+
+def test_a_page_with_a_process_group_makes_rows_of_it_and_of_its_calls(node: Node) -> None:
+    node.page("a", with_group(make_page(pid=PID, start_ns=START_NS)))
+    rows, problems = node.run()
+    assert problems == []
+    assert kinds(rows) == [
+        *("Probe", "ProbeLoader", "ProbeCall", "ProbeGroup"),
+        *("ProbeEvent", "ProbeInfo"),
+    ]
+    (total,) = [row for row in rows if isinstance(row, Probe)]
+    assert (total.coll_wait_ns, total.message_wait_ns, total.coll_waiting_since_ns) == (0, 0, None)
+    (group,) = [row for row in rows if isinstance(row, ProbeGroup)]
+    assert (group.place, group.group_key, group.size, group.backend) == (1, 7, 8, "nccl")
+    (call,) = [row for row in rows if isinstance(row, ProbeCall)]
+    assert (call.operation, call.number, call.wait_ns, call.size_bytes) == (
+        "all_reduce",
+        1,
+        5,
+        4000,
+    )
+
+
+def test_a_page_of_an_older_probe_does_not_know_what_was_waited_for(node: Node) -> None:
+    page = page_of(
+        pid=PID,
+        start_ns=START_NS,
+        process={at.HEADER_VERSION: 1, at.HEADER_SIZE: 8192, at.STEPS: 1},
+    )
+    node.page("a", bytes(page)[:8192])
+    rows, problems = node.run()
+    assert problems == []
+    (total,) = [row for row in rows if isinstance(row, Probe)]
+    assert (total.steps, total.coll_wait_ns, total.message_wait_ns) == (1, None, None)

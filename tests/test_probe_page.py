@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from probe_kit import read_page
 from probe_pages import BEGAN_NS, make_page, page_of, put, put_record, put_text, seal
-from whyidle import probe_page
+from whyidle import probe_groups, probe_page
 from whyidle.probe_page import NotReadyError, parse_header
 from whyidle_probe import layout as at
+from whyidle_probe.group_block import GroupBlock
 from whyidle_probe.identity import Identity
 from whyidle_probe.loader_block import BACKGROUND, OUTSIDE, STEP, LoaderBlock
 from whyidle_probe.page import Page, sweep
@@ -35,6 +36,16 @@ def read_all(data: bytes) -> None:
     numbers = [totals.steps, totals.gc_ns, *totals.phase_ns, *totals.phase_background_ns]
     for item in loaders:
         numbers += [item.batches, item.wait_ns, item.ready, item.waiting_since_ns]
+    groups = list(probe_groups.parse_groups(data, NOW_NS))
+    newest, calls = probe_groups.parse_calls(data, 0)
+    assert len(groups) <= at.GROUPS
+    assert len(calls) <= at.CALL_RECORDS
+    numbers.append(newest)
+    for group in groups:
+        numbers += [group.calls, group.wait_ns, group.waiting_since_ns, group.key, group.size]
+    for call in calls:
+        numbers += [call.called_ns, call.number, call.wait_ns, call.size_bytes, call.group]
+        assert call.wait_ns <= call.ended_ns - call.called_ns
     for record in records:
         numbers += [*record.values, record.begin_ns, record.end_ns - record.begin_ns]
     assert all(number is None or 0 <= number < 1 << 63 for number in numbers)
@@ -115,6 +126,79 @@ def test_both_descriptions_agree(tmp_path: Path) -> None:
     assert not Path(page.path).exists()
 
 
+def test_both_descriptions_of_process_groups_agree(tmp_path: Path) -> None:
+    assert {version: size for version, size in probe_page.SIZES.items() if version == at.VERSION}
+    assert at.GROUPS_AT * 8 + at.GROUPS * at.GROUP_SLOTS * 8 == at.CALLS_AT_BYTES
+    assert at.CALLS_AT_BYTES + at.CALL_RECORDS * at.RING_BYTES == at.PAGE_BYTES
+    assert at.CALL_SEQUENCE == at.GROUPS_AT + at.GROUPS * at.GROUP_SLOTS - 1
+    page = Page(str(tmp_path), Identity(), "")
+    now = time.monotonic_ns()
+    block = GroupBlock(page.slots[at.GROUPS_AT : at.GROUPS_AT + at.GROUP_SLOTS], 1)
+    block.describe(77, 8, 3, "nccl")
+    assert block.called(at.OPERATIONS.index("all_reduce"), now - 9, 100) == 1
+    assert block.called(at.OPERATIONS.index("recv"), now - 8, 10) == 1
+    assert block.called(at.OPERATION_BARRIER, now - 7, 0) == 2
+    block.waited(at.OPERATION_BARRIER, 5)
+    block.waited(at.OPERATIONS.index("recv"), 6)
+    block.slots[at.GROUP_WAITING_SINCE_NS] = now - 3
+    assert block.backward() == 1
+    for number, operation in enumerate(at.OPERATIONS[1:]):
+        page.record_call(at.OPERATIONS.index(operation) | 1 << 8, now - 2, now, number, 1, 4)
+    page.record_call(1 | 16 << 8 | at.CALL_BACKGROUND, now - 2, now, 9, 3, 4)
+    data = Path(page.path).read_bytes()
+    (group,) = probe_groups.parse_groups(data, time.monotonic_ns())
+    assert group == probe_groups.Group(
+        serial=1,
+        key=77,
+        size=8,
+        rank=3,
+        backend="nccl",
+        calls=2,
+        messages=1,
+        moved_bytes=110,
+        waits=2,
+        wait_ns=5,
+        message_wait_ns=6,
+        waiting_since_ns=now - 3,
+        arrived_ns=now - 7,
+        operation="barrier",
+        backwards=1,
+    )
+    newest, calls = probe_groups.parse_calls(data, 0)
+    assert newest == len(at.OPERATIONS) == len(calls)
+    assert [call.operation for call in calls] == [*at.OPERATIONS[1:], "all_reduce"]
+    assert (calls[-1].group, calls[-1].background, calls[-1].wait_ns) == (16, True, 2)
+    assert (calls[0].group, calls[0].background, calls[0].size_bytes) == (1, False, 4)
+    assert probe_groups.parse_calls(data, newest - 1) == (newest, calls[-1:])
+    block.share()
+    (shared,) = probe_groups.parse_groups(Path(page.path).read_bytes(), time.monotonic_ns())
+    assert shared.key is None
+    page.close()
+
+
+def test_ranks_that_call_at_another_pace_record_some_of_the_same_calls() -> None:
+    slow, fast = (GroupBlock(memoryview(bytearray(128)).cast("q"), 1) for _ in range(2))
+    kept: list[set[int]] = [set(), set()]
+    for number in range(1, 4001):
+        for block, apart_ns, own in ((slow, 3_000_000, kept[0]), (fast, 1_000_000, kept[1])):
+            if block.records(number, number * apart_ns, 0):
+                own.add(number)
+    assert len(kept[1]) < len(kept[0]) < 400
+    assert len(kept[0] & kept[1]) > 20
+    assert slow.records(4001, 1 << 50, 2_000_000)
+
+
+def test_a_page_of_the_first_version_is_read_and_has_no_groups() -> None:
+    page = page_of(pid=9, start_ns=1, process={at.HEADER_VERSION: 1, at.HEADER_SIZE: 8192})
+    data = bytes(seal(page))[:8192]
+    assert parse_header(data).pid == 9
+    assert list(probe_groups.parse_groups(data, NOW_NS)) == []
+    assert probe_groups.parse_calls(data, 0) == (0, [])
+    read_all(data)
+    with pytest.raises(ValueError, match="has 8192 bytes and has 16384, not 8192"):
+        parse_header(bytes(seal(page)))
+
+
 def test_the_ring_keeps_the_newest_and_says_what_is_lost(tmp_path: Path) -> None:
     page = Page(str(tmp_path), Identity(), "")
     for number in range(500):
@@ -144,7 +228,9 @@ def test_a_record_that_is_being_written_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("slot", "value", "said"),
     [
-        (at.HEADER_VERSION, 2, "version 2; this agent reads version 1"),
+        (at.HEADER_VERSION, 3, "version 3; this agent reads versions up to 2"),
+        (at.HEADER_VERSION, 0, "version 0; this agent reads versions up to 2"),
+        (at.HEADER_VERSION, 1, "has 16384 bytes and has 16384, not 8192"),
         (at.HEADER_SIZE, 4096, "says that it has 4096 bytes"),
         (at.HEADER_PID, 0, "names pid 0"),
         (at.HEADER_PID, -5, "names pid -5"),

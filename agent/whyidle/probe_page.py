@@ -13,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-PAGE_BYTES: Final = 8192
-VERSION: Final = 1
+PAGE_BYTES: Final = 16384
+VERSION: Final = 2
+# Of each version that is read; the first one ended before process groups.
+SIZES: Final = {1: 8192, 2: PAGE_BYTES}
 MAGIC: Final = b"WHYIDLE\x01"
 SUFFIX: Final = ".page"
 _HEADER = struct.Struct("<12q")
@@ -40,7 +42,7 @@ _PHASES = (
     "setup",
     "other",
 )
-_SCHEDULES = ("", "1f1b", "gpipe", "other")
+_SCHEDULES = ("", "1f1b", "gpipe", "other", "interleaved")
 _TOLD = 8
 _TOLD_AT = 256
 _TOLD_BYTES = 30
@@ -125,6 +127,7 @@ class Process(NamedTuple):
     pipeline_stages: int | None
     pipeline_batches: int | None
     pipeline_schedule: str | None
+    pipeline_virtual: int | None
     phase_ns: Sequence[int | None]
     phase_background_ns: Sequence[int | None]
 
@@ -142,7 +145,7 @@ class Record(NamedTuple):
 
 def parse_header(data: bytes) -> Header:
     """Return the header of a page; raises NotReadyError, ValueError."""
-    if len(data) != PAGE_BYTES:
+    if len(data) not in SIZES.values():
         raise ValueError(f"has {len(data)} bytes, not {PAGE_BYTES}: no page of a probe")
     if not any(data[:8]):
         raise NotReadyError
@@ -151,10 +154,12 @@ def parse_header(data: bytes) -> Header:
     _, version, size, pid, namespace, start, user, opened, rank, world, local, _ = (
         _HEADER.unpack_from(data)
     )
-    if version != VERSION:
-        raise ValueError(f"is a page of version {version}; this agent reads version {VERSION}")
-    if size != PAGE_BYTES:
-        raise ValueError(f"says that it has {size} bytes, not {PAGE_BYTES}")
+    if version not in SIZES:
+        raise ValueError(
+            f"is a page of version {version}; this agent reads versions up to {VERSION}"
+        )
+    if size != SIZES[version] or size != len(data):
+        raise ValueError(f"says that it has {size} bytes and has {len(data)}, not {SIZES[version]}")
     (crc,) = _CRC.unpack_from(data, _HEADER_END)
     if crc != zlib.crc32(data[8:_HEADER_END]):
         raise NotReadyError
@@ -163,13 +168,13 @@ def parse_header(data: bytes) -> Header:
     return Header(
         crc=crc,
         pid=pid,
-        pid_namespace=_count(namespace),
+        pid_namespace=count(namespace),
         start_ns=start,
-        user_id=_count(user),
+        user_id=count(user),
         opened_ns=opened,
-        rank=_count(rank),
-        world_size=_count(world),
-        local_rank=_count(local),
+        rank=count(rank),
+        world_size=count(world),
+        local_rank=count(local),
         boot_id=_text(data, 128, 40),
         page_id=_text(data, 168, 32),
         python=_text(data, 200, 24) or None,
@@ -197,33 +202,35 @@ def phase_name(header: Header, kind: int) -> str:
 
 def parse_process(data: bytes, now_ns: int) -> Process:
     """Return the totals; times after `now_ns` are not known."""
-    slots = _known(_PROCESS.unpack_from(data, PROCESS_AT))
+    slots = known(_PROCESS.unpack_from(data, PROCESS_AT))
     phase = slots[3] or 0
     kind = phase & (_PHASE_KINDS - 1)
     return Process(
         steps=slots[0],
         optimizer_steps=slots[1],
-        last_step_ns=_time(slots[2], now_ns),
+        last_step_ns=time_of(slots[2], now_ns),
         phase=kind,
-        phase_since_ns=_time(phase - kind, now_ns) if kind else None,
+        phase_since_ns=time_of(phase - kind, now_ns) if kind else None,
         gc_ns=slots[4],
         gc_count=slots[5],
         gc_full_count=slots[6],
         hook_errors=slots[7],
         loaders_seen=slots[8],
-        closed_ns=_time(slots[9], now_ns),
+        closed_ns=time_of(slots[9], now_ns),
         sequence=slots[10] or 0,
         pipeline_stage=slots[11] if slots[12] else None,
         pipeline_stages=slots[12] or None,
         pipeline_batches=slots[13] or None,
-        pipeline_schedule=_schedule(slots[14]) if slots[12] else None,
+        pipeline_schedule=word(_SCHEDULES, slots[14]) if slots[12] else None,
+        pipeline_virtual=(slots[15] or None) if slots[12] else None,
         phase_ns=slots[16:32],
         phase_background_ns=slots[48:64],
     )
 
 
-def _schedule(number: int | None) -> str | None:
-    return _SCHEDULES[number] if number is not None and 0 < number < len(_SCHEDULES) else None
+def word(words: tuple[str, ...], number: int | None) -> str | None:
+    """Return the word in a place, None for the first one and outside of all."""
+    return words[number] if number is not None and 0 < number < len(words) else None
 
 
 def parse_loaders(data: bytes, now_ns: int) -> Iterator[Loader]:
@@ -241,13 +248,13 @@ def parse_loader(data: bytes, block: int, now_ns: int) -> Loader:
 
 
 def _loader(slots: tuple[int, ...], now_ns: int) -> Loader:
-    known = Loader._make(_known(slots))
-    waiting, arrived = known.waiting_since_ns, known.arrived_ns
+    told = Loader._make(known(slots))
+    waiting, arrived = told.waiting_since_ns, told.arrived_ns
     # As good as always they are fine: making another tuple costs as much as all the rest.
-    if (waiting == 0 or _time(waiting, now_ns)) and _time(arrived, now_ns):
-        return known
-    return known._replace(
-        waiting_since_ns=_time(waiting, now_ns), arrived_ns=_time(arrived, now_ns)
+    if (waiting == 0 or time_of(waiting, now_ns)) and time_of(arrived, now_ns):
+        return told
+    return told._replace(
+        waiting_since_ns=time_of(waiting, now_ns), arrived_ns=time_of(arrived, now_ns)
     )
 
 
@@ -266,7 +273,7 @@ def parse_records(data: bytes, header: Header, newest: int, after: int) -> Itera
             background=_BACKGROUND < kind < _BACKGROUND + _PHASE_KINDS,
             begin_ns=begin,
             end_ns=end,
-            values=(_count(a), _count(b), _count(c)),
+            values=(count(a), count(b), count(c)),
         )
 
 
@@ -277,18 +284,20 @@ def _kind(header: Header, kind: int) -> str:
     return phase_name(header, inner) if 0 < inner < _PHASE_KINDS else "other"
 
 
-def _known(slots: tuple[int, ...]) -> tuple[int | None, ...]:
+def known(slots: tuple[int, ...]) -> tuple[int | None, ...]:
     """Return numbers with None for those that are none."""
     if min(slots) >= 0:
         return slots
     return tuple([slot if slot >= 0 else None for slot in slots])
 
 
-def _count(value: int) -> int | None:
+def count(value: int) -> int | None:
+    """Return a number, None for a negative one."""
     return value if value >= 0 else None
 
 
-def _time(value: int | None, now_ns: int) -> int | None:
+def time_of(value: int | None, now_ns: int) -> int | None:
+    """Return a time that has come, else None."""
     return value if value is not None and 0 < value <= now_ns else None
 
 

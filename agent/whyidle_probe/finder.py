@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 MODULES = (
     "torch.distributed.checkpoint.state_dict_loader",
     "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed.distributed_c10d",
     "torch.distributed.pipelining.schedules",
+    "torch.nn.parallel.distributed",
     "torch.optim.optimizer",
     "torch.serialization",
     "torch.utils.data.dataloader",

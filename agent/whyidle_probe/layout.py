@@ -9,6 +9,10 @@ UNKNOWN in a number slot means that nobody knows. Times are CLOCK_MONOTONIC in n
     512        process: slots of the whole process
     1024       loaders: LOADERS blocks of LOADER_SLOTS slots, one a DataLoader
     2560       ring: RING_RECORDS records of RING_BYTES, sequence n in place n % RING_RECORDS
+    8192       groups: GROUPS blocks of GROUP_SLOTS slots, one a process group
+    10240      calls: CALL_RECORDS records of RING_BYTES, as those of the ring
+
+Version 1 ended after the ring; all that it had lies where it lay. PIPELINE_VIRTUAL was not used.
 
 The reader has a description of its own (whyidle.probe_page): neither package imports the other,
 and a test holds the two together.
@@ -17,8 +21,8 @@ and a test holds the two together.
 from __future__ import annotations
 
 MAGIC = b"WHYIDLE\x01"
-VERSION = 1
-PAGE_BYTES = 8192
+VERSION = 2
+PAGE_BYTES = 16384
 SLOT_BYTES = 8
 UNKNOWN = -(1 << 63)
 SUFFIX = ".page"
@@ -64,6 +68,7 @@ PIPELINE_STAGE = 75  # of this process, from 0
 PIPELINE_STAGES = 76  # 0: no pipeline was told of
 PIPELINE_BATCHES = 77  # micro-batches of a step
 PIPELINE_SCHEDULE = 78  # place in SCHEDULES
+PIPELINE_VIRTUAL = 79  # stages that this process runs; 0: one, or not told
 # Phases, by kind: time of the main thread, times entered, time of other threads.
 PHASE_NS = 80
 PHASE_COUNT = 96
@@ -84,7 +89,7 @@ PHASES = (
 PHASE_OTHER = 7
 PHASE_TOLD = 8  # to 15: named in the header
 
-SCHEDULES = ("", "1f1b", "gpipe", "other")
+SCHEDULES = ("", "1f1b", "gpipe", "other", "interleaved")
 
 # Loaders, by slot of the block.
 LOADERS = 8
@@ -128,3 +133,54 @@ EVENT_GC = 33  # values: generation, objects collected, 0
 EVENT_WAIT = 34  # the main thread waited for a DataLoader; values: steps so far, 0, 0
 EVENT_SETUP = 35  # it began or ended an epoch of a DataLoader; the same values
 EVENT_BACKGROUND = 64  # added to a phase's kind when it ran in another thread
+
+# Process groups, by slot of the block. Collectives are counted by all members alike, in the order
+# in which they are called: the number of one is its name on every rank.
+GROUPS = 16
+GROUPS_AT = 1024
+GROUP_SLOTS = 16
+GROUP_SERIAL = 0  # number of the group in its process, from 1; 0: the block is unused
+GROUP_KEY = 1  # of its name and its ranks, alike on all of them; UNKNOWN: several share the block
+GROUP_SIZE = 2
+GROUP_RANK = 3  # of this process in it
+GROUP_BACKEND = 4  # place in BACKENDS
+GROUP_CALLS = 5  # collectives called by Python
+GROUP_MESSAGES = 6  # sends and receives called by Python
+GROUP_MOVED_BYTES = 7  # of the tensors given to both
+GROUP_WAITS = 8  # times that the main thread waited for one to end
+GROUP_WAIT_NS = 9  # for collectives, and for gradients that DDP reduces on CPUs
+GROUP_MESSAGE_WAIT_NS = 10  # for sends and receives
+GROUP_WAITING_SINCE_NS = 11  # since when the main thread waits, 0: it does not
+GROUP_ARRIVED_NS = 12  # when a collective was called last
+GROUP_OPERATION = 13  # which one, place in OPERATIONS
+GROUP_BACKWARDS = 14  # backward passes of DDP modules on CPUs that reduced gradients
+
+BACKENDS = ("", "gloo", "nccl", "mpi", "ucc", "other")
+OPERATIONS = (
+    "",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "barrier",
+    "send",
+    "recv",
+    "coalesced",
+    "backward",
+)
+OPERATION_MESSAGES = (10, 12)  # first and last of those between two ranks
+OPERATION_BARRIER = 9
+OPERATION_BACKWARD = 13
+
+# Records of calls: sequence from 1; operation, with the serial of its group from bit 8 on and
+# CALL_BACKGROUND for another thread than the main one; when it was called; when it ended for the
+# caller; its number in the group; ns that the caller waited; bytes; crc32 of what is before.
+# Recorded are long waits, and every 2 ** n-th call, so that ranks tell of the same ones.
+CALLS_AT_BYTES = 10240
+CALL_RECORDS = 96
+CALL_BACKGROUND = 1 << 16
+CALL_SEQUENCE = 1279  # of the newest call record, 0 for none; the one unused slot of the last block

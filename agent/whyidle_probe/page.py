@@ -27,7 +27,7 @@ _HEADER = struct.Struct("<12q")
 class Page:
     """A mapped page. `slots` is the page as 64-bit numbers; storing one is a single store."""
 
-    __slots__ = ("_header", "_map", "_next", "path", "slots")
+    __slots__ = ("_header", "_map", "_next", "_next_call", "path", "slots")
 
     def __init__(self, folder: str, identity: Identity, torch_version: str) -> None:
         """Make the file; raises OSError, with nothing left but perhaps an empty file."""
@@ -45,6 +45,7 @@ class Page:
             os.close(fd)
         self.slots = memoryview(self._map).cast("q")
         self._next = count(1)
+        self._next_call = count(1)
         self._header = bytearray(at.HEADER_BYTES)
         self._fill(identity, page_id, torch_version)
 
@@ -105,6 +106,16 @@ class Page:
         # The last slot is four bytes of checksum and four of zero.
         self._map[place : place + at.RING_BYTES] = data + zlib.crc32(data).to_bytes(8, "little")
         self.slots[at.SEQUENCE] = sequence
+
+    def record_call(
+        self, kind: int, begin_ns: int, end_ns: int, number: int, waited_ns: int, size_bytes: int
+    ) -> None:
+        """Add a record of a call on a process group, in the same way."""
+        sequence = next(self._next_call)
+        data = _RECORD.pack(sequence, kind, begin_ns, end_ns, number, waited_ns, size_bytes)
+        place = at.CALLS_AT_BYTES + sequence % at.CALL_RECORDS * at.RING_BYTES
+        self._map[place : place + at.RING_BYTES] = data + zlib.crc32(data).to_bytes(8, "little")
+        self.slots[at.CALL_SEQUENCE] = sequence
 
     def close(self) -> None:
         """Say that the process ends, and take the name away; who has the page open reads on."""

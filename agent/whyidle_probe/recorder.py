@@ -17,6 +17,7 @@ from time import monotonic_ns
 from typing import Any
 
 from whyidle_probe import layout as at
+from whyidle_probe.collectives import Collectives
 from whyidle_probe.guard import OURS
 from whyidle_probe.identity import Identity
 from whyidle_probe.loader_block import LoaderBlock
@@ -49,6 +50,7 @@ class Recorder:
         "_since_ns",
         "_step_began_ns",
         "_step_recorded",
+        "collectives",
         "folder",
         "main_thread",
         "page",
@@ -64,6 +66,7 @@ class Recorder:
     def __init__(self, folder: str, *, workers: bool = False) -> None:
         self.folder = folder
         self.workers = workers  # data workers publish pages too
+        self.collectives = Collectives(self)
         self._clear()
 
     def _clear(self) -> None:
@@ -95,8 +98,10 @@ class Recorder:
             dead = page.let_go()
             for block in blocks:
                 block.slots = dead[: at.LOADER_SLOTS]
+            self.collectives.let_go(dead)
         if self._on_gc in gc.callbacks:
             gc.callbacks.remove(self._on_gc)
+        self.collectives.clear()
         self._clear()
 
     # --- the page -------------------------------------------------------------------------------
@@ -204,7 +209,7 @@ class Recorder:
             return
         now = monotonic_ns()
         if self.steps == 0:
-            self._learn_ranks()
+            self.learn_ranks()
         self.steps += 1
         self.slots[at.LAST_STEP_NS] = now
         self.slots[at.STEPS] = self.steps
@@ -220,7 +225,7 @@ class Recorder:
         self._step_recorded = (self.steps, 0, 0)
         self._step_began_ns = now
 
-    def _learn_ranks(self) -> None:
+    def learn_ranks(self) -> None:
         """Take the rank from torch.distributed: not every launcher sets variables."""
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or self.page is None:
@@ -298,14 +303,17 @@ class Recorder:
 
     # --- pipeline ------------------------------------------------------------------------------
 
-    def pipeline(self, stage: int, stages: int, batches: int, schedule: str) -> None:
-        """Tell which stage of a pipeline this process runs; of several, the first."""
+    def pipeline(
+        self, stage: int, stages: int, batches: int, schedule: str, virtual: int = 1
+    ) -> None:
+        """Tell which stage of a pipeline this process runs; of several (virtual), the first."""
         if self.open() is None:
             return
         known = schedule if schedule in at.SCHEDULES else at.SCHEDULES[-1]
         slots = self.slots
         slots[at.PIPELINE_STAGE], slots[at.PIPELINE_BATCHES] = stage, batches
         slots[at.PIPELINE_SCHEDULE] = at.SCHEDULES.index(known)
+        slots[at.PIPELINE_VIRTUAL] = virtual
         slots[at.PIPELINE_STAGES] = stages
 
     # --- garbage collector ----------------------------------------------------------------------

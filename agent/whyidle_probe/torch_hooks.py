@@ -8,8 +8,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from whyidle_probe import group_hooks, loader_hooks
 from whyidle_probe import layout as at
-from whyidle_probe import loader_hooks
 from whyidle_probe.guard import OURS
 from whyidle_probe.recorder import Recorder
 
@@ -77,7 +77,11 @@ def _leave(recorder: Recorder, entered: tuple[int, int, bool]) -> None:
 
 
 # Source: torch/distributed/pipelining/schedules.py, 2.5 to 2.13.
-_SCHEDULES = {"Schedule1F1B": "1f1b", "ScheduleGPipe": "gpipe"}
+_SCHEDULES = {
+    "Schedule1F1B": "1f1b",
+    "ScheduleGPipe": "gpipe",
+    "ScheduleInterleaved1F1B": "interleaved",
+}
 
 
 def _pipelines(module: ModuleType, recorder: Recorder) -> None:
@@ -92,10 +96,13 @@ def _scheduled(original: Callable[..., None], recorder: Recorder) -> Callable[..
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         try:
-            stage = getattr(self, "_stage", None) or self._stages[0]
+            stages = getattr(self, "_stages", None) or [self._stage]
+            stage = stages[0]
             schedule = _SCHEDULES.get(type(self).__name__, "other")
             batches = int(self._n_microbatches)
-            recorder.pipeline(int(stage.stage_index), int(stage.num_stages), batches, schedule)
+            recorder.pipeline(
+                int(stage.stage_index), int(stage.num_stages), batches, schedule, len(stages)
+            )
         except OURS:
             recorder.failed()
 
@@ -119,7 +126,9 @@ def _hooks() -> dict[str, Hook]:
         ),
         "torch.distributed.checkpoint.state_dict_saver": _timed(at.PHASES[1], "save", "async_save"),
         "torch.distributed.checkpoint.state_dict_loader": _timed(at.PHASES[2], "load"),
+        "torch.distributed.distributed_c10d": group_hooks.hook,
         "torch.distributed.pipelining.schedules": _pipelines,
+        "torch.nn.parallel.distributed": group_hooks.hook_ddp,
         "torch.utils.data.dataloader": loader_hooks.hook,
     }
 

@@ -105,6 +105,46 @@ def of_step() -> dict[str, Any]:
     return paired(lambda: None, hooked, CALLS)
 
 
+class _Group:
+    """A process group of which nothing is called but what it is."""
+
+    group_name = "0"
+
+    def size(self) -> int:
+        return 8
+
+    def rank(self) -> int:
+        return 3
+
+
+class _Work:
+    """Something to wait for that has ended."""
+
+
+def of_call() -> dict[str, Any]:
+    """What a collective and the wait for it cost: a call and a wait, both hooked."""
+    from whyidle_probe import api, group_hooks
+
+    recorder = api._PROCESS.recorder()
+    assert recorder is not None
+    group, works, tensors = _Group(), [_Work() for _ in range(64)], [torch.ones(1000)]
+    turn = iter(range(1 << 40))
+
+    def call(self: object, given: object) -> _Work:
+        return works[next(turn) & 63]
+
+    def wait(self: object) -> None:
+        return None
+
+    hooked_call = group_hooks._call(call, 1, recorder)
+    hooked_wait = group_hooks._wait(wait, recorder)
+    return paired(
+        lambda: wait(call(group, tensors)),
+        lambda: hooked_wait(hooked_call(group, tensors)),
+        CALLS,
+    )
+
+
 def main() -> int:
     loader = torch.utils.data.DataLoader
     endless = type("Endless", (torch.utils.data.IterableDataset,), {"__iter__": ones})
@@ -117,10 +157,11 @@ def main() -> int:
                 loader(Numbers(), batch_size=2, num_workers=2, prefetch_factor=4), plain_next
             ),
             "optimizer step": of_step(),
+            "collective and its wait": of_call(),
         }
         assert whyidle_probe.page_path() is not None
     for name, figure in figures.items():
-        sys.stdout.write(f"{name:20} {json.dumps(figure)}\n")
+        sys.stdout.write(f"{name:24} {json.dumps(figure)}\n")
     worst = max(figure["added_ns"] for figure in figures.values())
     sys.stdout.write(f"worst {worst} ns of {GOAL_NS}\n")
     return 0 if worst <= GOAL_NS else 1

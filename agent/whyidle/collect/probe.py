@@ -149,7 +149,7 @@ class Pages:
                 "is empty: there was no room for it, so its trainer is not seen; "
                 "free space in its folder"
             )
-        if found.size_bytes != page.PAGE_BYTES:
+        if found.size_bytes not in page.SIZES.values():
             raise ValueError(
                 f"has {found.size_bytes} bytes, not {page.PAGE_BYTES}: no page of a probe"
             )

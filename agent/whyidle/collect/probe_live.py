@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from whyidle import probe_groups as groups_of
 from whyidle import probe_page as page
 from whyidle.clock import NS_PER_S
 from whyidle.collect.probe_owner import Owner
-from whyidle.collect.probe_rows import event_rows, info_row, loader_row, probe_row
+from whyidle.collect.probe_rows import (
+    call_row,
+    event_rows,
+    group_row,
+    info_row,
+    loader_row,
+    probe_row,
+)
 from whyidle.host import Host
-from whyidle.schema import Probe, ProbeEvent, ProbeInfo, ProbeLoader
+from whyidle.schema import Probe, ProbeCall, ProbeEvent, ProbeGroup, ProbeInfo, ProbeLoader
 
-ProbeRow = Probe | ProbeEvent | ProbeInfo | ProbeLoader
+ProbeRow = Probe | ProbeCall | ProbeEvent | ProbeGroup | ProbeInfo | ProbeLoader
 _INFO_EVERY_NS = 60 * NS_PER_S
 _SAME_NS = NS_PER_S
-# Totals of the process and of all its loaders: the row of the process sums the loaders up.
-_ALL = (page.PROCESS_AT, page.LOADERS_AT + page.LOADERS * page.LOADER_BYTES)
+# Totals of the process, its loaders and its groups, which the row of the process sums up; the ring
+# lies between them, and changes with them.
+_ALL = (page.PROCESS_AT, groups_of.CALLS_AT)
 
 
 class _Part:
@@ -52,6 +61,9 @@ class Live:
     """A page: its header, its process, and what has been told of it."""
 
     __slots__ = (
+        "_calls",
+        "_groups",
+        "_groups_due_ns",
         "_info_due_ns",
         "_loaders",
         "_read_ns",
@@ -70,6 +82,9 @@ class Live:
         self.owner = owner
         self.sequence = 0
         self.ended = False
+        self._calls = 0
+        self._groups: tuple[groups_of.Group, ...] = ()
+        self._groups_due_ns = 0
         self._info_due_ns = 0
         self._read_ns = 0
         self._stages: int | None = None
@@ -81,7 +96,7 @@ class Live:
         if self.ended:
             return  # it has said so, and changes no more
         now_ns = host.clock.mono_ns()
-        if len(data) != page.PAGE_BYTES or not page.same_header(data, self.header):
+        if len(data) < groups_of.GROUPS_AT or not page.same_header(data, self.header):
             header = page.parse_header(data)
             if (header.pid, header.start_ns) != (self.header.pid, self.header.start_ns):
                 raise ValueError("names another process than before")
@@ -92,9 +107,12 @@ class Live:
         for read_ns, reading in readings:
             totals = page.parse_process(reading, read_ns)
             loaders = tuple(page.parse_loaders(reading, read_ns))
-            yield probe_row(read_ns, self.owner, self.header, totals, loaders)
+            groups = tuple(groups_of.parse_groups(reading, read_ns))
+            told = groups if len(reading) > groups_of.GROUPS_AT else None
+            yield probe_row(read_ns, self.owner, self.header, totals, loaders, told)
         if readings:
             yield from self._loader_rows(data, now_ns, last_ns, len(loaders))
+            yield from self._group_rows(data, now_ns, groups, ended=totals.closed_ns is not None)
             yield from self._events(data, now_ns, totals)
         if readings and totals.pipeline_stages != self._stages:
             self._stages = totals.pipeline_stages
@@ -114,6 +132,21 @@ class Live:
             for read_ns, reading in part.readings(data, now_ns, last_ns):
                 item = page.parse_loader(reading, place, read_ns)
                 yield loader_row(read_ns, self.owner, place, item)
+
+    def _group_rows(
+        self, data: bytes, now_ns: int, groups: tuple[groups_of.Group, ...], *, ended: bool
+    ) -> Iterator[ProbeGroup | ProbeCall]:
+        """Tell of the groups once a second: what has to be finer is in the process's own row."""
+        self._calls, calls = groups_of.parse_calls(data, self._calls)
+        for call in calls:
+            yield call_row(now_ns, self.owner, call)
+        if now_ns < self._groups_due_ns and not ended:
+            return
+        self._groups_due_ns = now_ns + _SAME_NS
+        before, self._groups = self._groups, groups
+        for place, item in enumerate(groups):
+            if place >= len(before) or item != before[place]:
+                yield group_row(now_ns, self.owner, item)
 
     def _events(self, data: bytes, now_ns: int, totals: page.Process) -> Iterator[ProbeEvent]:
         records = page.parse_records(data, self.header, totals.sequence, self.sequence)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from whyidle import probe_groups as groups_of
 from whyidle import probe_page as page
 from whyidle.collect.probe_owner import Owner
-from whyidle.schema import Probe, ProbeEvent, ProbeInfo, ProbeLoader
+from whyidle.schema import Probe, ProbeCall, ProbeEvent, ProbeGroup, ProbeInfo, ProbeLoader
 
 _SAVE, _LOAD, _EVALUATION = 1, 2, 3
 _WORKERS, _ITERABLE, _PIN_MEMORY, _PERSISTENT, _SHARED = 1, 2, 4, 8, 16
@@ -34,6 +35,7 @@ def info_row(
         pipeline_stages=totals.pipeline_stages,
         pipeline_batches=totals.pipeline_batches,
         pipeline_schedule=totals.pipeline_schedule,
+        pipeline_virtual=totals.pipeline_virtual,
     )
 
 
@@ -43,9 +45,15 @@ def probe_row(
     header: page.Header,
     totals: page.Process,
     loaders: Sequence[page.Loader],
+    groups: Sequence[groups_of.Group] | None,
 ) -> Probe:
-    """Return the totals of the process; those of its DataLoaders are summed up."""
+    """Return the totals of the process; those of its DataLoaders and groups are summed up.
+
+    `groups` is None for a page that has none, as older probes write them.
+    """
     kinds = totals.phase_ns
+    stuck = [item for item in groups or () if item.waiting_since_ns]
+    longest = min(stuck, key=lambda item: item.waiting_since_ns or 0, default=None)
     waiting = [item.waiting_since_ns for item in loaders if item.waiting_since_ns]
     name = page.phase_name(header, totals.phase) if totals.phase else None
     return Probe(
@@ -70,6 +78,10 @@ def probe_row(
         gc_count=totals.gc_count,
         gc_full_count=totals.gc_full_count,
         hook_errors=totals.hook_errors,
+        coll_wait_ns=None if groups is None else _sum([g.wait_ns for g in groups]),
+        message_wait_ns=None if groups is None else _sum([g.message_wait_ns for g in groups]),
+        coll_waiting_since_ns=longest.waiting_since_ns if longest else None,
+        coll_waiting_for=longest.operation if longest else None,
     )
 
 
@@ -138,3 +150,45 @@ def event_rows(mono_ns: int, owner: Owner, records: Iterator[page.Record]) -> It
             data_wait_ns=wait_ns if is_step else None,
             batches=batches if is_step else None,
         )
+
+
+def group_row(mono_ns: int, owner: Owner, item: groups_of.Group) -> ProbeGroup:
+    """Return the row of a process group."""
+    return ProbeGroup(
+        mono_ns=mono_ns,
+        pid=owner.pid,
+        start_ns=owner.start_ns,
+        place=item.serial or 0,
+        group_key=item.key,
+        size=item.size,
+        group_rank=item.rank,
+        backend=item.backend,
+        calls=item.calls,
+        messages=item.messages,
+        moved_bytes=item.moved_bytes,
+        waits=item.waits,
+        wait_ns=item.wait_ns,
+        message_wait_ns=item.message_wait_ns,
+        waiting_since_ns=item.waiting_since_ns,
+        arrived_ns=item.arrived_ns,
+        operation=item.operation,
+        backwards=item.backwards,
+    )
+
+
+def call_row(mono_ns: int, owner: Owner, call: groups_of.Call) -> ProbeCall:
+    """Return the row of a recorded call."""
+    return ProbeCall(
+        mono_ns=mono_ns,
+        pid=owner.pid,
+        start_ns=owner.start_ns,
+        sequence=call.sequence,
+        place=call.group,
+        operation=call.operation,
+        background=call.background,
+        number=call.number,
+        called_ns=call.called_ns,
+        ended_ns=call.ended_ns,
+        wait_ns=call.wait_ns,
+        size_bytes=call.size_bytes,
+    )

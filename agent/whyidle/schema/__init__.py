@@ -37,7 +37,14 @@ from whyidle.schema.machine import (
     Vmstat,
 )
 from whyidle.schema.memory import CgroupMemory, NumaNode
-from whyidle.schema.probe import Probe, ProbeEvent, ProbeInfo, ProbeLoader
+from whyidle.schema.probe import (
+    Probe,
+    ProbeCall,
+    ProbeEvent,
+    ProbeGroup,
+    ProbeInfo,
+    ProbeLoader,
+)
 from whyidle.schema.process import Process, ProcessInfo
 from whyidle.schema.run import RunInfo, TraceStep
 from whyidle.schema.settled import LedgerMinute, LedgerTotal, Settled, SettledGpu, Settlement
@@ -106,7 +113,9 @@ TABLES: tuple[type[Row], ...] = (
     PcieLink,
     Pressure,
     Probe,
+    ProbeCall,
     ProbeEvent,
+    ProbeGroup,
     ProbeInfo,
     ProbeLoader,
     Process,
@@ -169,7 +178,9 @@ __all__ = [
     "PcieLink",
     "Pressure",
     "Probe",
+    "ProbeCall",
     "ProbeEvent",
+    "ProbeGroup",
     "ProbeInfo",
     "ProbeLoader",
     "Process",

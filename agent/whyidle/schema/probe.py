@@ -46,6 +46,16 @@ class Probe:
     gc_count: int | None = counter("How many.")
     gc_full_count: int | None = counter("How many of the oldest generation.")
     hook_errors: int | None = counter("What the probe failed at, and kept to itself.")
+    coll_wait_ns: int | None = counter(
+        "The main thread waiting for collectives that it had called, and for gradients that DDP "
+        "reduces on CPUs; NULL: the probe is older than that.",
+        unit="ns",
+    )
+    message_wait_ns: int | None = counter("The same for sends and receives.", unit="ns")
+    coll_waiting_since_ns: int | None = gauge(
+        "Since when it has been waiting for other ranks, monotonic; NULL when it is not.", unit="ns"
+    )
+    coll_waiting_for: str | None = label("In which operation.")
 
 
 @table
@@ -91,7 +101,8 @@ class ProbeInfo:
     pipeline_stage: int | None = label("Stage of a pipeline that it runs, from 0.")
     pipeline_stages: int | None = label("Stages of that pipeline.")
     pipeline_batches: int | None = label("Micro-batches of a step.")
-    pipeline_schedule: str | None = label("1f1b, gpipe or other.")
+    pipeline_schedule: str | None = label("1f1b, gpipe, interleaved or other.")
+    pipeline_virtual: int | None = label("Stages that it runs, of an interleaved schedule.")
 
 
 @table
@@ -134,3 +145,59 @@ class ProbeLoader:
     setup_ns: int | None = counter("In iter(): starting workers.", unit="ns")
     finish_ns: int | None = counter("In the next() that ends an epoch.", unit="ns")
     finished: int | None = counter("Epochs ended.")
+
+
+@table
+class ProbeGroup:
+    """A process group of torch.distributed, once a second while anything is called on it.
+
+    Counted is what Python calls: not what compiled code or DDP's reducer call on GPUs. All members
+    count collectives alike, so that the number of a call names it on every rank.
+    """
+
+    TABLE: ClassVar[str] = "probe_group"
+
+    mono_ns: int = key("When the page was read.", unit="ns")
+    pid: int = key("Process id in the namespace of the agent.")
+    start_ns: int = key("When the process started, boot clock.", unit="ns")
+    place: int = key("Number of the group in its process, from 1.")
+    group_key: int | None = label(
+        "Alike on all members, by name and ranks; NULL: several groups share this place."
+    )
+    size: int | None = label("Members.")
+    group_rank: int | None = label("Rank of this process in it.")
+    backend: str | None = label("gloo, nccl, mpi, ucc or other.")
+    calls: int | None = counter("Collectives.")
+    messages: int | None = counter("Sends and receives.")
+    moved_bytes: int | None = counter("Of the tensors given to both.", unit="bytes")
+    waits: int | None = counter("Times that the main thread waited for one to end.")
+    wait_ns: int | None = counter("For collectives.", unit="ns")
+    message_wait_ns: int | None = counter("For sends and receives.", unit="ns")
+    waiting_since_ns: int | None = gauge("Since when it waits, monotonic.", unit="ns")
+    arrived_ns: int | None = gauge("When a collective was called last, monotonic.", unit="ns")
+    operation: str | None = label("Which one that was.")
+    backwards: int | None = counter("Backward passes of DDP on CPUs that reduced gradients.")
+
+
+@table
+class ProbeCall:
+    """A call on a process group: each long wait, and every 2^n-th call; gaps are lost."""
+
+    TABLE: ClassVar[str] = "probe_call"
+
+    mono_ns: int = key("When the page was read.", unit="ns")
+    pid: int = key("Process id in the namespace of the agent.")
+    start_ns: int = key("When the process started, boot clock.", unit="ns")
+    sequence: int = key("Number of the record in its page, from 1.")
+    place: int = label("Number of the group in its process, from 1.")
+    operation: str = label("all_reduce, all_gather, send, ...; backward: DDP's, on CPUs.")
+    background: bool = label("Whether it was called by another thread than the main one.")
+    number: int = label(
+        "Which call on its group, from 1; backward passes and messages are counted apart."
+    )
+    called_ns: int = gauge("When it was called, monotonic: when the rank came.", unit="ns")
+    ended_ns: int = gauge(
+        "When it had ended for who called it, monotonic: on GPUs, when it was queued.", unit="ns"
+    )
+    wait_ns: int = gauge("Of that, waited.", unit="ns")
+    size_bytes: int | None = gauge("Of the tensor that was given.", unit="bytes")
