@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from numpy.testing import assert_array_equal
@@ -31,9 +32,11 @@ BUSY = [(10.0, Act(run=1.0))]
 
 def load(rows: Sequence[Row], since: float | None = None, until: float | None = None) -> Node:
     with connect(rows) as con:
-        if since is None or until is None:
-            return loader.load(con, "n0", BOOT)
-        return loader.load(con, "n0", BOOT, s(since), s(until))
+        limits = (-(1 << 62), 1 << 62)
+        if since is not None and until is not None:
+            limits = (s(since), s(until))
+        node = loader.load(con, "n0", BOOT, *limits)
+        return replace(node, procs=loader.read(con, ("n0", BOOT), *limits, node.procs.values()))
 
 
 def about(pid: int, *, started: float = 0.0, at: float = 0.0, **columns: object) -> Row:

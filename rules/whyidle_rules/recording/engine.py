@@ -6,6 +6,7 @@ of its windows as the whole run does, up to `LOOK_NS`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ from whyidle_rules.recording import (
     windows,
 )
 from whyidle_rules.recording import jobs as jobs_of
-from whyidle_rules.recording.fill import gpu_evidence
+from whyidle_rules.recording.columns import Columns
+from whyidle_rules.recording.fill import gpu_evidence, outline
 from whyidle_rules.recording.jobs import Waits
 from whyidle_rules.recording.known import Known
 from whyidle_rules.recording.series import Array, numbered
@@ -40,6 +42,8 @@ from whyidle_rules.rule import Rule
 # The widest neighbourhood that evidence is told from.
 LOOK_NS = 15 * NS_PER_S
 _NEVER = 1 << 61
+# Evidence of so many windows is made at a time, of one GPU at least: eight for an hour.
+BATCH_WINDOWS = 300_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +53,27 @@ class Filled:
     gpus: list[Gpu]
     first: list[int]
     waits: Waits
+    known: Mapping[Machine, Known]
+    fills: Sequence[float | None]
 
     @property
     def parts(self) -> list[slice]:
         """Windows of each GPU."""
         return [slice(n, n + len(gpu.t0)) for gpu, n in zip(self.gpus, self.first, strict=True)]
+
+    def batches(self) -> Iterator[Sequence[int]]:
+        """Yield numbers of GPUs of one node, few enough to be evaluated at a time."""
+        batch: list[int] = []
+        windows = 0
+        for number, gpu in enumerate(self.gpus):
+            more = windows + len(gpu.t0)
+            if batch and (self.gpus[batch[0]].machine != gpu.machine or more > BATCH_WINDOWS):
+                yield batch
+                batch, windows = [], 0
+            batch.append(number)
+            windows += len(gpu.t0)
+        if batch:
+            yield batch
 
 
 def evaluate(
@@ -88,34 +108,67 @@ def fill(
     spans: Mapping[Machine, tuple[int, int]] | None = None,
 ) -> Filled:
     """Create table `evidence`."""
+    filled = load(con, since_ns, until_ns, spans=spans)
+    con.execute("DROP TABLE IF EXISTS evidence")
+    con.execute(evidence.ddl("evidence"))
+    with _one_transaction(con):
+        for batch in filled.batches():
+            for columns in told(con, filled, batch):
+                _insert(con, columns)
+    return filled
+
+
+def load(
+    con: duckdb.DuckDBPyConnection,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    *,
+    spans: Mapping[Machine, tuple[int, int]] | None = None,
+) -> Filled:
+    """Return what has to be known of all GPUs before the evidence of any can be told."""
     gpus = windows.load(con, since_ns, until_ns)
     if spans is not None:
         cut = [gpu.between(*spans[gpu.machine]) for gpu in gpus if gpu.machine in spans]
         gpus = [gpu for gpu in cut if len(gpu.t0)]
-    con.execute("DROP TABLE IF EXISTS evidence")
-    con.execute(evidence.ddl("evidence"))
-    first: list[int] = []
-    count = 0
-    known: dict[tuple[str, str], Known] = {}
+    known: dict[Machine, Known] = {}
     for gpu in gpus:
         if gpu.machine not in known:
             known[gpu.machine] = _known(con, gpu.machine, gpus)
-    jobs = [known[gpu.machine].job_of(gpu) for gpu in gpus]
-    with _one_transaction(con):
-        for gpu, full in zip(gpus, spin.fills(gpus, jobs), strict=True):
-            columns = gpu_evidence(gpu, known[gpu.machine], full)
-            hardware.add(gpu, known[gpu.machine].hardware, columns)
-            columns["window_id"] = np.arange(count, count + len(gpu.t0), dtype=np.int64)
-            _insert(con, columns)
-            first.append(count)
-            count += len(gpu.t0)
-    filled = Filled(gpus=gpus, first=first, waits=jobs_of.find(con, gpus, first))
-    for job in filled.waits.jobs:
-        if job.pipeline is None:
-            waits.tell(con, job, filled.waits, filled.parts, gpus)
-        else:
-            stages.tell(con, job, job.pipeline, filled.waits, filled.parts)
-    return filled
+    fills = spin.fills(gpus, [known[gpu.machine].job_of(gpu) for gpu in gpus])
+    outlines = (
+        outline(gpu, known[gpu.machine], full).columns
+        for gpu, full in zip(gpus, fills, strict=True)
+    )
+    lengths = [len(gpu.t0) for gpu in gpus]
+    return Filled(
+        gpus=gpus,
+        first=[0, *itertools.accumulate(lengths[:-1])] if gpus else [],
+        waits=jobs_of.find(con, gpus, outlines),
+        known=known,
+        fills=fills,
+    )
+
+
+def told(con: duckdb.DuckDBPyConnection, filled: Filled, batch: Sequence[int]) -> Iterator[Columns]:
+    """Yield the evidence of some GPUs of one node."""
+    gpus = [filled.gpus[number] for number in batch]
+    known = filled.known[gpus[0].machine]
+    procs = {p.identity: p for gpu in gpus for p in known.node.around(gpu.uuid)}
+    since, until = _around(gpus)
+    known = known.with_procs(processes.read(con, gpus[0].machine, since, until, procs.values()))
+    for number, gpu in zip(batch, gpus, strict=True):
+        columns = gpu_evidence(gpu, known, filled.fills[number])
+        hardware.add(gpu, known.hardware, columns)
+        if (found := filled.waits.of(number)) is not None:
+            job, row = found
+            at = filled.waits.bins[number] - job.first_bin
+            if job.pipeline is None:
+                waits.tell(con, job, row, at, filled.gpus, columns)
+            else:
+                stages.tell(job, job.pipeline, row, at, columns)
+        first = filled.first[number]
+        columns["window_id"] = np.arange(first, first + len(gpu.t0), dtype=np.int64)
+        yield columns
 
 
 @contextmanager
@@ -131,9 +184,7 @@ def _one_transaction(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 
 def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) -> Known:
-    own = [gpu for gpu in gpus if gpu.machine == where]
-    since = max(-_NEVER, min(int(gpu.t0[0]) for gpu in own) - LOOK_NS)
-    until = max(int(gpu.t1[-1]) for gpu in own) + LOOK_NS
+    since, until = _around([gpu for gpu in gpus if gpu.machine == where])
     return Known(
         node=processes.load(con, *where, since, until),
         told=phases.load(con, *where, since, until),
@@ -143,12 +194,20 @@ def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) 
     )
 
 
-def _insert(con: duckdb.DuckDBPyConnection, columns: Mapping[str, Array]) -> None:
+def _around(gpus: Sequence[Gpu]) -> tuple[int, int]:
+    """Return the time that evidence of GPUs is told from."""
+    since = max(-_NEVER, min(int(gpu.t0[0]) for gpu in gpus) - LOOK_NS)
+    return since, max(int(gpu.t1[-1]) for gpu in gpus) + LOOK_NS
+
+
+def _insert(con: duckdb.DuckDBPyConnection, columns: Columns) -> None:
     """Insert columns into `evidence`, those that are wholly unknown as nothing but NULL."""
     arrays: dict[str, Array] = {}
     words: dict[str, list[str | None]] = {}
     body = ", ".join(
-        f"{_expression(column, columns[column.name], arrays, words)} AS {quoted(column.name)}"
+        _expression(column, columns[column.name], arrays, words)
+        if column.name in columns
+        else "NULL"
         for column in evidence.COLUMNS
     )
     con.register("whyidle_columns", arrays)

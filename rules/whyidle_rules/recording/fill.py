@@ -14,13 +14,13 @@ import numpy as np
 
 from whyidle.clock import NS_PER_S
 from whyidle_rules.recording import lifecycle, loading, phases, spin
-from whyidle_rules.recording.columns import Table
+from whyidle_rules.recording.columns import Columns, Table
 from whyidle_rules.recording.exposure import exposed
 from whyidle_rules.recording.known import Known
 from whyidle_rules.recording.lifecycle import WHOLLY_EMPTY_RATIO
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.processes import Proc
-from whyidle_rules.recording.series import Array, Floats, Truths, counter, runs
+from whyidle_rules.recording.series import Floats, Truths, counter, runs
 from whyidle_rules.recording.threads import GAP_NS, Shares, shares
 from whyidle_rules.recording.windows import Gpu
 
@@ -33,8 +33,8 @@ GROWS_BYTES = 1 << 20
 BLOCKED_RATIO = 0.2
 
 
-def gpu_evidence(gpu: Gpu, known: Known, fill: float | None) -> dict[str, Array]:
-    """Return the columns of a GPU's windows; NaN and None are unknown.
+def outline(gpu: Gpu, known: Known, fill: float | None) -> Table:
+    """Return what is told of a GPU's windows without the readings of its processes.
 
     `fill` is the share of SMs that computing holds at its best (spin.fills).
     """
@@ -59,6 +59,17 @@ def gpu_evidence(gpu: Gpu, known: Known, fill: float | None) -> dict[str, Array]
         table.put("world_size", every, np.nan if world is None else float(world))
     for name, values in lifecycle.columns(gpu, known, empty).items():
         table.put(name, every, values)
+    for rows, proc in stints(gpu, known):
+        _identity(table, rows, proc, known.told.get(proc.identity))
+    return table
+
+
+def gpu_evidence(gpu: Gpu, known: Known, fill: float | None) -> Columns:
+    """Return the columns of a GPU's windows; NaN and None are unknown.
+
+    `known` holds the readings of its processes.
+    """
+    table = outline(gpu, known, fill)
     for rows, proc in stints(gpu, known):
         _of_process(table, gpu, known, proc, rows)
     _collectives(table, gpu, known)
@@ -115,7 +126,6 @@ def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -
     main = shares([proc], centres, gpu.emptiness)
     workers = known.node.workers(proc)
     loader, network = loading.loader_shares(workers, known, centres)
-    _identity(table, rows, proc, told)
     if told is not None:
         inside = told.inside(t0, t1)
         covered = told.covers(t0, t1)

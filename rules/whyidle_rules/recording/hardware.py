@@ -10,7 +10,9 @@ import numpy as np
 
 from whyidle.clock import NS_PER_S
 from whyidle_rules import evidence
-from whyidle_rules.recording.series import Array, Columns, fetch, nearest, one
+from whyidle_rules.recording.columns import Columns
+from whyidle_rules.recording.series import Columns as Rows
+from whyidle_rules.recording.series import fetch, nearest, one
 from whyidle_rules.recording.windows import Gpu
 
 # Errors after which the GPU, not the job, needs help (docs.nvidia.com/deploy/xid-errors): memory
@@ -38,7 +40,7 @@ class Facts:
 
     errors: Mapping[str, Sequence[tuple[int, int | None]]]
     watched: bool
-    links: Mapping[str, Columns]
+    links: Mapping[str, Rows]
     best: Mapping[str, tuple[int | None, int | None]]
 
 
@@ -82,7 +84,7 @@ def load(
     )
 
 
-def add(gpu: Gpu, facts: Facts, columns: dict[str, Array]) -> None:
+def add(gpu: Gpu, facts: Facts, columns: Columns) -> None:
     """Fill in the columns of the hardware; what they take, no other column keeps."""
     errors = facts.errors.get(gpu.uuid, ())
     if errors or facts.watched:
@@ -92,7 +94,7 @@ def add(gpu: Gpu, facts: Facts, columns: dict[str, Array]) -> None:
         _pcie(gpu, facts.links[gpu.uuid], best, columns)
 
 
-def _xid(gpu: Gpu, errors: Sequence[tuple[int, int | None]], columns: dict[str, Array]) -> None:
+def _xid(gpu: Gpu, errors: Sequence[tuple[int, int | None]], columns: Columns) -> None:
     hit = np.zeros(len(gpu.t0), dtype=bool)
     number = np.full(len(gpu.t0), np.nan)
     active = gpu.t1[gpu.busy > 0]
@@ -105,14 +107,14 @@ def _xid(gpu: Gpu, errors: Sequence[tuple[int, int | None]], columns: dict[str, 
     empty = columns["empty_s"]
     columns["xid_s"] = np.where(hit, empty, 0.0)
     columns["xid"] = number
+    if not hit.any():
+        return
     for name in _EMPTY:
         if name != "xid_s":
             columns[name] = np.where(hit & ~np.isnan(columns[name]), 0.0, columns[name])
 
 
-def _pcie(
-    gpu: Gpu, state: Columns, best: tuple[int | None, int | None], columns: dict[str, Array]
-) -> None:
+def _pcie(gpu: Gpu, state: Rows, best: tuple[int | None, int | None], columns: Columns) -> None:
     centres = (gpu.t0 + gpu.t1) // 2
     near = nearest(state["mono_ns"].astype(np.int64), centres, _STALE_NS)
     known = near >= 0

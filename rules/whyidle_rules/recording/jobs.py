@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
@@ -12,8 +12,9 @@ import numpy as np
 from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
-from whyidle_rules.recording.series import Array, Columns, Floats, Truths, fetch
-from whyidle_rules.recording.spans import wall_offsets
+from whyidle_rules.recording.columns import Columns
+from whyidle_rules.recording.series import Array, Floats, Truths
+from whyidle_rules.recording.spans import Machine, wall_offsets
 from whyidle_rules.recording.windows import Gpu
 
 BIN_NS = NS_PER_S // 2
@@ -58,6 +59,7 @@ class Job:
     gone: Truths
     working: Floats
     pipeline: Pipeline | None = None
+    bubbles: tuple[Floats, Floats] | None = None
     causes: dict[Cause, Floats] = field(default_factory=dict)
 
 
@@ -77,66 +79,91 @@ class Waits:
         return None
 
 
-def find(con: duckdb.DuckDBPyConnection, gpus: Sequence[Gpu], first: Sequence[int]) -> Waits:
-    """Return the jobs of which all ranks are in the evidence."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """What a job needs of a GPU; `seconds` are those of columns in each of its `bins`."""
+
+    number: int
+    machine: Machine
+    bins: Ints
+    seconds: Mapping[str, Floats]
+    told: bool
+    rank: int | None
+    world: int | None
+    place: tuple[int | None, int | None, int | None]
+    gpipe: bool
+
+    def on(self, name: str, first: int, size: int) -> Floats:
+        """Return seconds of a column on the grid of a job."""
+        out = np.zeros(size)
+        out[self.bins - first] = self.seconds[name]
+        return out
+
+
+def find(con: duckdb.DuckDBPyConnection, gpus: Sequence[Gpu], told: Iterable[Columns]) -> Waits:
+    """Return the jobs of which all ranks are there; `told` are the outlines of all GPUs."""
     offsets = wall_offsets(con)
-    rows = fetch(
-        con,
-        "SELECT coalesce(spinning_s, 0) AS coll_s, comm_s IS NOT NULL AS told, d_s,"
-        " coalesce(no_process_s, 0) AS nobody_s,"
-        " coalesce(working_s, 0) AS working_s, rank::DOUBLE AS rank,"
-        " world_size::DOUBLE AS world, pipeline_stage::DOUBLE AS stage,"
-        " pipeline_stages::DOUBLE AS stages, pipeline_batches::DOUBLE AS batches,"
-        " CASE WHEN pipeline_schedule = 'gpipe' THEN 1.0 ELSE 0.0 END AS gpipe"
-        " FROM evidence ORDER BY window_id",
-    )
-    parts = [slice(begin, begin + len(gpu.t0)) for gpu, begin in zip(gpus, first, strict=True)]
-    middles = [(gpu.t0 + gpu.t1) // 2 + offsets.get(gpu.machine, 0) for gpu in gpus]
-    waits = Waits(jobs=[], bins=[middle // BIN_NS for middle in middles], clashes=[])
-    groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, part in enumerate(parts):
-        rank, world = _mode(rows["rank"][part]), _mode(rows["world"][part])
-        told = bool(np.asarray(rows["told"][part]).astype(bool).all())
-        if told and rank is not None and world is not None and world > 1:
-            groups[world].append((rank, number))
+    waits = Waits(jobs=[], bins=[], clashes=[])
+    groups: dict[int, list[_Rank]] = defaultdict(list)
+    for number, (gpu, columns) in enumerate(zip(gpus, told, strict=True)):
+        waits.bins.append(((gpu.t0 + gpu.t1) // 2 + offsets.get(gpu.machine, 0)) // BIN_NS)
+        one = _rank(number, gpu, waits.bins[-1], columns)
+        if one.told and one.rank is not None and one.world is not None and one.world > 1:
+            groups[one.world].append(one)
     for world, members in groups.items():
-        ranks = sorted(members)
-        machines = {gpus[number].machine for _, number in ranks}
+        ranks = sorted(members, key=lambda one: (one.rank, one.number))
+        machines = {one.machine for one in ranks}
         if len(machines) > 1 and not machines <= set(offsets):
             waits.clashes.append("nodes without clock readings cannot be set side by side")
             continue
-        if len({rank for rank, _ in ranks}) < len(ranks):
+        if len({one.rank for one in ranks}) < len(ranks):
             waits.clashes.append(f"several GPUs say that they are the same rank of {world}")
         elif len(ranks) == world:
-            waits.jobs.append(_job(ranks, waits.bins, parts, rows))
+            waits.jobs.append(_job(ranks))
     return waits
 
 
+def _rank(number: int, gpu: Gpu, bins: Ints, columns: Columns) -> _Rank:
+    new = np.diff(bins, prepend=bins[0] - 1) != 0
+    at = np.cumsum(new) - 1
+
+    def mode(name: str) -> int | None:
+        return _mode(columns[name]) if name in columns else None
+
+    return _Rank(
+        number=number,
+        machine=gpu.machine,
+        bins=bins[new],
+        seconds={
+            name: np.bincount(at, weights=np.nan_to_num(columns[name])).astype(np.float64)
+            for name in ("spinning_s", "d_s", "working_s", "no_process_s")
+        },
+        told="comm_s" in columns and not np.isnan(columns["comm_s"]).any(),
+        rank=mode("rank"),
+        world=mode("world_size"),
+        place=(mode("pipeline_stage"), mode("pipeline_stages"), mode("pipeline_batches")),
+        gpipe="pipeline_schedule" in columns and "gpipe" in columns["pipeline_schedule"].tolist(),
+    )
+
+
 def _mode(values: Array) -> int | None:
-    known = values[~np.isnan(values.astype(np.float64))].astype(np.int64)
+    # What does not fit the column is no rank; false for NaN.
+    known = values[np.abs(values) < 1 << 31].astype(np.int64)
     if len(known) == 0 or known.min() < 0:
         return None
+    if known.min() == known.max():
+        return int(known[0])
     each, count = np.unique(known, return_counts=True)
     return int(each[count.argmax()])
 
 
-def _job(
-    ranks: Sequence[tuple[int, int]],
-    bins: Sequence[Ints],
-    parts: Sequence[slice],
-    rows: Columns,
-) -> Job:
-    members = [number for _, number in ranks]
-    first = min(int(bins[number].min()) for number in members)
-    last = max(int(bins[number].max()) for number in members)
-    size = last - first + 1
-    spin, covered, nobody, working = (np.zeros((len(members), size)) for _ in range(4))
-    for row, number in enumerate(members):
-        at, part = bins[number] - first, parts[number]
-        spin[row] = np.bincount(at, weights=rows["coll_s"][part], minlength=size)
-        covered[row] = np.bincount(at, weights=rows["d_s"][part], minlength=size)
-        working[row] = np.bincount(at, weights=rows["working_s"][part], minlength=size)
-        nobody[row] = np.bincount(at, weights=rows["nobody_s"][part], minlength=size)
+def _job(ranks: Sequence[_Rank]) -> Job:
+    first = min(int(one.bins[0]) for one in ranks)
+    size = max(int(one.bins[-1]) for one in ranks) - first + 1
+    spin, covered, nobody, working = (
+        np.array([one.on(name, first, size) for one in ranks])
+        for name in ("spinning_s", "d_s", "no_process_s", "working_s")
+    )
     share = spin / np.maximum(covered, 1e-9)
     least = share.min(axis=0) + EQUAL_RATIO
     whole = (covered >= COVERED_RATIO * BIN_NS / 1e9).all(axis=0)
@@ -147,36 +174,32 @@ def _job(
         np.nan_to_num(wait).max(axis=0) > 0, (share - absent.astype(np.float64)).argmin(axis=0), -1
     )
     return Job(
-        members=members,
-        ranks=[rank for rank, _ in ranks],
+        members=[one.number for one in ranks],
+        ranks=[one.rank or 0 for one in ranks],
         first_bin=first,
         spin=spin,
         covered=covered,
         late=late,
         wait=wait,
         working=working,
-        pipeline=_pipeline(members, parts, rows),
+        pipeline=_pipeline(ranks),
         gone=(late >= 0) & absent[late, np.arange(size)],
     )
 
 
-def _pipeline(members: Sequence[int], parts: Sequence[slice], rows: Columns) -> Pipeline | None:
+def _pipeline(ranks: Sequence[_Rank]) -> Pipeline | None:
     """Return the pipeline that all members tell of, alike; else None."""
-    told = [
-        tuple(_mode(rows[name][parts[number]]) for name in ("stage", "stages", "batches"))
-        for number in members
-    ]
-    if len({(stages, batches) for _, stages, batches in told}) != 1:
+    if len({one.place[1:] for one in ranks}) != 1:
         return None
-    stages, batches = told[0][1:]
-    places = [stage for stage, _, _ in told if stage is not None]
+    stages, batches = ranks[0].place[1:]
+    places = [one.place[0] for one in ranks if one.place[0] is not None]
     if not stages or not batches or set(places) != set(range(stages)):
         return None
     return Pipeline(
         stage=np.array(places, dtype=np.int64),
         stages=stages,
         batches=batches,
-        gpipe=bool(np.nanmax(rows["gpipe"][parts[members[0]]])),
+        gpipe=ranks[0].gpipe,
     )
 
 
@@ -207,14 +230,3 @@ def fill_causes(
             into = job.causes.setdefault((cause, subcause), np.zeros_like(job.spin))
             into[row, np.array(at, dtype=np.int64)] += np.array(seconds)
     job.causes[SLOW] = job.working
-
-
-def spin_of(con: duckdb.DuckDBPyConnection, part: slice) -> Floats:
-    """Return seconds in communication of each window of a GPU."""
-    rows = fetch(
-        con,
-        "SELECT coalesce(spinning_s, 0) AS s FROM evidence WHERE window_id >= $first"
-        " AND window_id < $end ORDER BY window_id",
-        {"first": part.start, "end": part.stop},
-    )
-    return np.asarray(rows["s"], dtype=np.float64)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whyidle_rules.recording.hardware import Facts
 from whyidle_rules.recording.phases import Told
-from whyidle_rules.recording.processes import Identity, Node
+from whyidle_rules.recording.processes import Identity, Node, Proc
 from whyidle_rules.recording.ranks import Rank
 from whyidle_rules.recording.surroundings import Surroundings
 from whyidle_rules.recording.windows import Gpu
@@ -22,6 +22,10 @@ class Known:
     around: Surroundings
     ranks: Mapping[str, Rank]
     hardware: Facts
+
+    def with_procs(self, procs: Mapping[Identity, Proc]) -> Known:
+        """Return the same with some processes in the place of those that were known."""
+        return replace(self, node=replace(self.node, procs={**self.node.procs, **procs}))
 
     def job_of(self, gpu: Gpu) -> int:
         """Return the size of the job that the GPU is seen to communicate in, -1 for none."""

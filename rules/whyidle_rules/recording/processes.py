@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import duckdb
+import numpy as np
 
 from whyidle.clock import NS_PER_S
 from whyidle.collect.process_kind import DATA_WORKER, TRAINER
@@ -34,10 +35,9 @@ _POLL_CHANNELS = "^(poll_schedule_timeout|do_poll|do_sys_poll|do_select|ep_poll|
 _LOCK_CHANNELS = "^(futex_|do_futex)"
 
 _QUERY = f"""
-SELECT pid, start_ns, mono_ns, parent_pid,
+SELECT number, mono_ns,
   -- Where channels can be read, a sleeper without one woke up while it was looked at: no draw.
-  CASE WHEN state IS NOT NULL AND NOT (state = 'S' AND wait_channel IS NULL
-      AND coalesce(bool_or(wait_channel IS NOT NULL) OVER (PARTITION BY pid, start_ns), false))
+  CASE WHEN state IS NOT NULL AND NOT (state = 'S' AND wait_channel IS NULL AND channels)
   THEN coalesce(state = 'D' OR regexp_matches(wait_channel, '{_IO_CHANNELS}'), false)::INTEGER END
     AS io,
   coalesce(regexp_matches(wait_channel, '{_FUSE_CHANNELS}'), false)::INTEGER AS fuse,
@@ -45,30 +45,37 @@ SELECT pid, start_ns, mono_ns, parent_pid,
   coalesce(regexp_matches(wait_channel, '{_SOCKET_CHANNELS}'), false)::INTEGER AS in_socket,
   coalesce(regexp_matches(wait_channel, '{_POLL_CHANNELS}'), false)::INTEGER AS in_poll,
   coalesce(regexp_matches(wait_channel, '{_LOCK_CHANNELS}'), false)::INTEGER AS in_lock,
-  (bool_or(wait_channel IS NOT NULL) OVER (PARTITION BY pid, start_ns))::INTEGER AS channels,
+  channels::INTEGER AS channels,
   (state IN ('S', 'D', 'I', 'T', 't'))::INTEGER AS waits,
   coalesce(main_run_ns::DOUBLE, user_ns::DOUBLE + system_ns::DOUBLE) AS run_ns,
   user_ns::DOUBLE + system_ns::DOUBLE AS cpu_ns,
   main_run_delay_ns::DOUBLE AS ready_ns, blkio_delay_ns::DOUBLE AS blkio_ns,
   read_bytes::DOUBLE AS read_bytes, write_bytes::DOUBLE AS write_bytes,
   rchar_bytes::DOUBLE AS rchar_bytes, wchar_bytes::DOUBLE AS wchar_bytes
-FROM process WHERE node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until
-  AND pid IS NOT NULL AND start_ns IS NOT NULL
-ORDER BY pid, start_ns, mono_ns
+FROM process JOIN (SELECT unnest($pids) AS pid, unnest($starts) AS start_ns,
+    unnest($numbers) AS number, unnest($channels) AS channels) USING (pid, start_ns)
+WHERE node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until
 """
+
+NO_ROWS = Columns(of={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proc:
-    """A process: rows of table process, and when it lived on the monotonic clock."""
+    """A process, and when it lived on the monotonic clock.
+
+    `channels` says whether the kernel told where it slept. `rows` are those of table process, once
+    they are read (`read`).
+    """
 
     identity: Identity
     kind: str | None
     parent_pid: int | None
     begin_ns: int
     end_ns: int
-    rows: Columns
     info: Mapping[str, Any]
+    channels: bool = False
+    rows: Columns = NO_ROWS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,6 +113,11 @@ class Node:
             if proc.kind == DATA_WORKER and descends(proc) and proc.end_ns > trainer.begin_ns
         ]
 
+    def around(self, uuid: str) -> list[Proc]:
+        """Return the processes that had a GPU, and the workers of each."""
+        own = self.launchers(uuid)
+        return [*own, *(worker for proc in own for worker in self.workers(proc))]
+
 
 def load(
     con: duckdb.DuckDBPyConnection,
@@ -133,33 +145,64 @@ def load(
         ).fetchall()
     }
     closed = _closed(con, here)
-    # By the database: a day of a node has six million of these words.
-    kinds = {
-        (int(pid), int(start)): kind
-        for pid, start, kind in con.execute(
-            "SELECT pid, start_ns, arg_max(kind, mono_ns) FROM process WHERE node = $node"
-            " AND boot_id = $boot AND mono_ns BETWEEN $since AND $until AND pid IS NOT NULL"
-            " AND start_ns IS NOT NULL GROUP BY ALL",
-            at,
-        ).fetchall()
-    }
     found = Node(dated=boot_minus_mono is not None)
-    for (pid, start_ns), rows in fetch(con, _QUERY, at).groups("pid", "start_ns").items():
+    for pid, start_ns, first, last, kind, parent, channels in con.execute(
+        "SELECT pid, start_ns, min(mono_ns), max(mono_ns), arg_max(kind, mono_ns),"
+        " arg_max_null(parent_pid, mono_ns), bool_or(wait_channel IS NOT NULL) FROM process"
+        " WHERE node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until"
+        " AND pid IS NOT NULL AND start_ns IS NOT NULL GROUP BY ALL ORDER BY pid, start_ns",
+        at,
+    ).fetchall():
         who = (int(pid), int(start_ns))
         info = infos.get(who, {})
-        first, last = int(rows["mono_ns"][0]), int(rows["mono_ns"][-1])
         began = first if boot_minus_mono is None else int(start_ns) - int(boot_minus_mono)
         found.procs[who] = Proc(
             identity=who,
-            kind=kinds.get(who) or info.get("kind"),
-            parent_pid=_whole(rows["parent_pid"][-1]),
+            kind=kind or info.get("kind"),
+            parent_pid=parent,
             begin_ns=min(began, first),
             # A process says when Python ends, and is gone a moment later.
             end_ns=max(last, closed[who]) if who in closed else last + _UNSEEN_NS,
-            rows=rows,
             info=info,
+            channels=channels,
         )
     _gpus(con, found, here, boot_minus_mono)
+    return found
+
+
+def read(
+    con: duckdb.DuckDBPyConnection,
+    where: tuple[str, str],
+    since_ns: int,
+    until_ns: int,
+    procs: Iterable[Proc],
+) -> dict[Identity, Proc]:
+    """Return processes of a machine with their rows in [since, until], by identity.
+
+    A day of a node has six million rows, so that not all of them are read at a time.
+    """
+    wanted = list(procs)
+    rows = fetch(
+        con,
+        _QUERY,
+        {
+            "node": where[0],
+            "boot": where[1],
+            "since": since_ns,
+            "until": until_ns,
+            "pids": [proc.identity[0] for proc in wanted],
+            "starts": [proc.identity[1] for proc in wanted],
+            "numbers": list(range(len(wanted))),
+            "channels": [proc.channels for proc in wanted],
+        },
+    )
+    found = {proc.identity: replace(proc, rows=rows.where(slice(0, 0))) for proc in wanted}
+    for (number,), own in rows.groups("number").items():
+        proc = wanted[int(number)]
+        times = own["mono_ns"]
+        if (times[1:] < times[:-1]).any():
+            own = own.where(np.argsort(times, kind="stable"))
+        found[proc.identity] = replace(proc, rows=own)
     return found
 
 
@@ -232,7 +275,3 @@ def _gpus(
 def _one(con: duckdb.DuckDBPyConnection, query: str, values: Mapping[str, Any]) -> Any:
     row = con.execute(query, dict(values)).fetchone()
     return None if row is None else row[0]
-
-
-def _whole(value: Any) -> int | None:
-    return None if value is None or value != value else int(value)

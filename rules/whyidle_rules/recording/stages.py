@@ -10,15 +10,15 @@ both came from upstream: a stage that was empty, for a cause of its own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import duckdb
 import numpy as np
 
+from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
 from whyidle_rules.pipeline import WhatIf, of_totals
-from whyidle_rules.recording.jobs import SLOW, Job, Pipeline, Waits, spin_of
+from whyidle_rules.recording.columns import Columns
+from whyidle_rules.recording.jobs import SLOW, Job, Pipeline
 from whyidle_rules.recording.series import Floats
 
 # Ten seconds: many steps, and short enough for a stall to stand out.
@@ -71,42 +71,24 @@ def _split(
     return of_schedule, of_imbalance
 
 
-def tell(
-    con: duckdb.DuckDBPyConnection,
-    job: Job,
-    pipeline: Pipeline,
-    waits: Waits,
-    parts: Sequence[slice],
-) -> None:
-    """Make the communication of a pipeline's ranks sends and receives, and split it."""
-    schedule, imbalance = (np.full(job.spin.shape, np.nan) for _ in range(2))
-    for block in blocks(job, pipeline):
-        schedule[:, block.bins] = block.schedule[:, None]
-        imbalance[:, block.bins] = block.imbalance[:, None]
-    for row, number in enumerate(job.members):
-        at = waits.bins[number] - job.first_bin
-        own = spin_of(con, parts[number])
-        begin = parts[number].start
-        told = {
-            "window_id": np.arange(begin, begin + len(at), dtype=np.int64),
-            "p2p": own,
-            "schedule": own * schedule[row][at],
-            "imbalance": own * imbalance[row][at],
-        }
-        con.register("whyidle_stages", told)
-        try:
-            con.execute(_TELL)
-        finally:
-            con.unregister("whyidle_stages")
+def tell(job: Job, pipeline: Pipeline, row: int, at: Ints, columns: Columns) -> None:
+    """Make the communication of a pipeline's rank sends and receives, and split it.
 
-
-_TELL = """
-UPDATE evidence SET coll_s = 0, comm_s = 0, p2p_s = w.p2p,
-  bubble_schedule_s = if(isnan(w.schedule), NULL, w.schedule),
-  bubble_imbalance_s = if(isnan(w.imbalance), NULL, w.imbalance),
-  bubble_late_s = if(isnan(w.schedule), NULL, greatest(0, w.p2p - w.schedule - w.imbalance))
-FROM whyidle_stages w WHERE evidence.window_id = w.window_id
-"""
+    `at` is the bin of each window.
+    """
+    if job.bubbles is None:
+        schedule, imbalance = (np.full(job.spin.shape, np.nan) for _ in range(2))
+        for block in blocks(job, pipeline):
+            schedule[:, block.bins] = block.schedule[:, None]
+            imbalance[:, block.bins] = block.imbalance[:, None]
+        job.bubbles = schedule, imbalance
+    own = columns["spinning_s"]
+    of_schedule, of_imbalance = (own * share[row][at] for share in job.bubbles)
+    columns["coll_s"], columns["comm_s"] = np.zeros(len(at)), np.zeros(len(at))
+    columns["p2p_s"] = own
+    columns["bubble_schedule_s"] = of_schedule
+    columns["bubble_imbalance_s"] = of_imbalance
+    columns["bubble_late_s"] = np.maximum(0.0, own - of_schedule - of_imbalance)
 
 
 def roots(

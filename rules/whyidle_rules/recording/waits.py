@@ -16,10 +16,12 @@ from collections.abc import Mapping, Sequence
 import duckdb
 import numpy as np
 
+from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
 from whyidle_rules.recording import fabric
-from whyidle_rules.recording.jobs import Job, Waits, spin_of
-from whyidle_rules.recording.series import Floats, Truths, runs
+from whyidle_rules.recording.columns import Columns
+from whyidle_rules.recording.jobs import Job, Waits
+from whyidle_rules.recording.series import Array, Floats, Truths, numbered, runs
 from whyidle_rules.recording.windows import Gpu
 
 # How far back an excess may lie: a step starts with its data and ends with its collectives.
@@ -32,74 +34,64 @@ STUCK_RATIO = 0.9
 def tell(
     con: duckdb.DuckDBPyConnection,
     job: Job,
-    waits: Waits,
-    parts: Sequence[slice],
+    row: int,
+    at: Ints,
     gpus: Sequence[Gpu],
+    columns: Columns,
 ) -> None:
-    """Fill coll_wait_s, coll_transfer_s and what goes with them in the evidence of a job."""
-    ranks = np.array([*job.ranks, -1], dtype=np.int64)
+    """Fill coll_wait_s, coll_transfer_s and what goes with them in the evidence of a job's member.
+
+    `at` is the bin of each window; of those in which some rank is unknown, nothing is told.
+    """
+    gpu = gpus[job.members[row]]
     apart = len({gpus[number].machine for number in job.members}) > 1
-    for row, number in enumerate(job.members):
-        gpu = gpus[number]
-        at = waits.bins[number] - job.first_bin
-        own = spin_of(con, parts[number])
-        wait = own * job.wait[row][at]
-        moved = own - wait
-        way = fabric.load(con, gpu)
-        rdma = (way.transport == "ib") | (way.transport == "roce")
-        # On one node, bytes over TCP are of something else: data, metrics.
-        detour = (way.transport == "tcp") & (way.rdma_ports > 0) & apart
-        degraded = rdma & way.degraded
-        congested = rdma & way.congested & ~degraded
-        # Whoever waits for a late rank moves no bytes either: all have to poll.
-        stuck = _stuck(way, own, gpu) & (job.late[at] < 0)
-        wait, moved = np.where(stuck, 0.0, wait), np.where(stuck, 0.0, moved)
-        # What is spun beside each other and moves too little for that is waiting in turns.
-        rest = np.maximum(0.0, moved - np.where(np.isnan(way.most_s), np.inf, way.most_s))
-        moved = moved - rest
-        begin = parts[number].start
-        told = {
-            "window_id": np.arange(begin, begin + len(at), dtype=np.int64),
-            "wait": np.where(job.gone[at], wait * 0.0, wait),
-            "gone": np.where(stuck, own, np.where(job.gone[at], wait, wait * 0.0)),
-            "moved": np.where(detour | degraded | congested, moved * 0.0, moved),
-            "detour": np.where(way.known, moved * detour, np.nan),
-            "degraded": np.where(way.known, moved * degraded, np.nan),
-            "congested": np.where(way.known, moved * congested, np.nan),
-            "rest": rest,
-            "transport": way.transport,
-            "ports": np.full(len(at), way.rdma_ports, dtype=np.int64),
-            "late": ranks[job.late[at]],
-        }
-        con.register("whyidle_waits", told)
-        try:
-            con.execute(_TELL)
-        finally:
-            con.unregister("whyidle_waits")
+    own = columns["spinning_s"]
+    wait = own * job.wait[row][at]
+    moved = own - wait
+    way = fabric.load(con, gpu)
+    rdma = (way.transport == "ib") | (way.transport == "roce")
+    # On one node, bytes over TCP are of something else: data, metrics.
+    detour = (way.transport == "tcp") & (way.rdma_ports > 0) & apart
+    degraded = rdma & way.degraded
+    congested = rdma & way.congested & ~degraded
+    # Whoever waits for a late rank moves no bytes either: all have to poll.
+    stuck = _stuck(way, own, gpu) & (job.late[at] < 0)
+    wait, moved = np.where(stuck, 0.0, wait), np.where(stuck, 0.0, moved)
+    # What is spun beside each other and moves too little for that is waiting in turns.
+    rest = np.maximum(0.0, moved - np.where(np.isnan(way.most_s), np.inf, way.most_s))
+    moved = moved - rest
+    late = np.array([*job.ranks, np.nan])[job.late[at]]
+    gone = np.where(stuck, own, np.where(job.gone[at], wait, wait * 0.0))
+    kept = np.where(job.gone[at], wait * 0.0, wait)
+    told: dict[str, Array] = {
+        "coll_s": own - rest,
+        "comm_s": rest,
+        "coll_wait_s": kept,
+        "coll_gone_s": gone,
+        "coll_transfer_s": np.where(detour | degraded | congested, moved * 0.0, moved),
+        "coll_detour_s": np.where(way.known, moved * detour, np.nan),
+        "coll_degraded_s": np.where(way.known, moved * degraded, np.nan),
+        "coll_congested_s": np.where(way.known, moved * congested, np.nan),
+        "coll_transport": way.transport,
+        "rdma_ports": np.full(len(at), float(way.rdma_ports)),
+        "late_rank": np.where(kept + gone > 0, late, np.nan),
+    }
+    known = ~np.isnan(wait)
+    for name, values in told.items():
+        columns[name] = values if known.all() else np.where(known, values, columns[name])
 
 
 def _stuck(way: fabric.Fabric, own: Floats, gpu: Gpu) -> Truths:
     """Return in which windows a GPU had only communicated for long, and no byte went anywhere."""
     length = gpu.length / 1e9
-    nothing = np.array([kind is None for kind in way.transport], dtype=bool)
+    numbers, kinds = numbered(way.transport)
+    nothing = np.array([kind is None for kind in kinds], dtype=bool)[numbers]
     silent = way.links_known & nothing & (own >= STUCK_RATIO * length)
     out = np.zeros(len(silent), dtype=bool)
     for first, last in zip(*runs(silent), strict=True):
         part = slice(first, last + 1)
         out[part] = length[part].sum() >= STUCK_S
     return out
-
-
-_TELL = """
-UPDATE evidence SET coll_s = spinning_s - w.rest, comm_s = w.rest,
-  coll_wait_s = w.wait, coll_gone_s = w.gone, coll_transfer_s = w.moved,
-  coll_detour_s = if(isnan(w.detour), NULL, w.detour),
-  coll_degraded_s = if(isnan(w.degraded), NULL, w.degraded),
-  coll_congested_s = if(isnan(w.congested), NULL, w.congested),
-  coll_transport = CAST(w.transport AS VARCHAR), rdma_ports = w.ports,
-  late_rank = CASE WHEN w.late >= 0 AND w.wait + w.gone > 0 THEN w.late END
-FROM whyidle_waits w WHERE evidence.window_id = w.window_id AND NOT isnan(w.wait)
-"""
 
 
 def roots(job: Job) -> dict[int, dict[tuple[int, str, str], float]]:
