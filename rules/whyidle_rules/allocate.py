@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 import duckdb
 
 from whyidle_rules.compile import Query, compile_rules
 from whyidle_rules.compile_levels import quoted
+from whyidle_rules.diagnosis import Grade
 from whyidle_rules.rule import Rule
-
-_GRANTS = (
-    "window_id BIGINT, rule VARCHAR, cause VARCHAR, subcause VARCHAR, grade VARCHAR, "
-    '"group" VARCHAR, pool VARCHAR, ns BIGINT'
-)
-_LEFTOVERS = 'window_id BIGINT, "group" VARCHAR, pool VARCHAR, subcause VARCHAR, ns BIGINT'
 
 
 def allocate(
@@ -28,10 +24,44 @@ def allocate(
     `unattributed` that the group declares; "group" is '' where no group had the seconds. The table
     must have all columns of the evidence view, and window_id must be unique.
     """
-    con.execute(f"CREATE OR REPLACE TABLE grants ({_GRANTS})")
-    con.execute(f"CREATE OR REPLACE TABLE leftovers ({_LEFTOVERS})")
-    for query in compile_rules(rules, evidence):
+    queries = compile_rules(rules, evidence)
+    _create(con, rules, queries)
+    for query in queries:
         _run(con, query)
+
+
+def _create(
+    con: duckdb.DuckDBPyConnection, rules: Sequence[Rule], queries: Sequence[Query]
+) -> None:
+    """Create the tables: a window has up to ten rows, and numbered words take a tenth of texts."""
+    lefts = [left for query in queries for left in query.leftovers]
+    pools = _words(query.pool for query in queries)
+    grants = {
+        "window_id": "BIGINT",
+        "rule": _words(rule.id for rule in rules),
+        "cause": _words(rule.cause for rule in rules),
+        "subcause": _words(rule.subcause for rule in rules),
+        "grade": _words(get_args(Grade)),
+        "group": _words(rule.group for rule in rules),
+        "pool": pools,
+        "ns": "BIGINT",
+    }
+    leftovers = {
+        "window_id": "BIGINT",
+        "group": _words(left.group for left in lefts),
+        "pool": pools,
+        "subcause": _words(left.subcause for left in lefts),
+        "ns": "BIGINT",
+    }
+    for table, columns in (("grants", grants), ("leftovers", leftovers)):
+        body = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
+        con.execute(f"CREATE OR REPLACE TABLE {table} ({body})")
+
+
+def _words(words: Iterable[str]) -> str:
+    """Return the type of a column that holds some words."""
+    listed = ", ".join(f"'{word}'" for word in sorted(set(words)))
+    return f"ENUM ({listed})" if listed else "VARCHAR"
 
 
 def _run(con: duckdb.DuckDBPyConnection, query: Query) -> None:

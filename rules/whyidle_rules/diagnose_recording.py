@@ -6,6 +6,8 @@ import argparse
 import csv
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
                 _print_rows(con, args.sql)
             return found
 
-        found = _interruptible(lambda: recording.run(work))
+        found = _interruptible(lambda: recording.run(work), recording)
         if args.sql is not None:
             return 0
     if found.totals.gpu_s <= 0:
@@ -72,23 +74,21 @@ def _sources(args: argparse.Namespace) -> list[str]:
     return [str(SERVICE_FOLDER)] if args.live else list(args.source)
 
 
-def _interruptible(work: Callable[[], _T]) -> _T:
-    """Return `work()`; Ctrl-C is what it is elsewhere, while DuckDB makes other errors of it."""
-    try:
-        return work()
-    except (duckdb.Error, RuntimeError) as error:
-        if _interrupted(error):
-            raise KeyboardInterrupt from None
-        raise
+def _interruptible(work: Callable[[], _T], recording: Recording) -> _T:
+    """Return `work()`, which is done beside the main thread; Ctrl-C ends it.
 
-
-def _interrupted(error: BaseException | None) -> bool:
-    """Say whether Ctrl-C is behind an error: what is cleaned up after it may fail as well."""
-    while error is not None:
-        if isinstance(error, duckdb.InterruptException) or str(error) == "Query interrupted":
-            return True
-        error = error.__context__
-    return False
+    DuckDB looks for signals between its tasks alone, and one task may be a join of hours.
+    """
+    with ThreadPoolExecutor(1) as beside:
+        future = beside.submit(work)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            while not future.done():  # there may be another query after the one that ends
+                with suppress(duckdb.Error):
+                    recording.con.interrupt()
+                wait([future], timeout=0.05)
+            raise
 
 
 def _print_rows(con: duckdb.DuckDBPyConnection, query: str) -> None:
@@ -102,8 +102,6 @@ def _print_rows(con: duckdb.DuckDBPyConnection, query: str) -> None:
         out.writerow([str(column[0]) for column in cursor.description or ()])
         while rows := cursor.fetchmany(_ROWS):
             out.writerows(rows)
-    except duckdb.InterruptException:
-        raise
     except duckdb.Error as error:
         tables = "evidence, grants, leftovers"
         line = str(error).splitlines()[0]
