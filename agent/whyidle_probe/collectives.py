@@ -225,6 +225,8 @@ def _describe(block: GroupBlock, group: Any) -> None:
         backend = str(distributed.get_backend(group))
     except (RuntimeError, *OURS):
         backend = "other"
-    # A name alone is not enough: groups that are made by some ranks only may be called alike.
-    key = zlib.crc32(f"{name}/{','.join(map(str, ranks))}".encode())
+    # A name alone is not enough: groups that are made by some ranks only may be called alike, and
+    # two jobs meet at different places.
+    place = [os.environ.get(word, "") for word in ("MASTER_ADDR", "MASTER_PORT")]
+    key = zlib.crc32("/".join([name, ",".join(map(str, ranks)), *place]).encode())
     block.describe(key, int(group.size()), int(group.rank()), backend)

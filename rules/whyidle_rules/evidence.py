@@ -141,6 +141,24 @@ _RECORDED: tuple[Column, ...] = (
     _share_of_empty(
         "data_setup_s", "The launching thread began or ended an epoch of its DataLoader."
     ),
+    _share_of_empty(
+        "host_coll_s",
+        "The launching thread waited for other ranks in a collective, as gloo's are, or for "
+        "gradients that are reduced on CPUs.",
+    ),
+    _seconds("host_coll_wait_s", "Part of host_coll_s until the last rank came.", "host_coll_s"),
+    _seconds("host_coll_gone_s", "Part of host_coll_s for a rank that was gone.", "host_coll_s"),
+    _seconds(
+        "host_coll_transfer_s", "Part of host_coll_s after the last rank had come.", "host_coll_s"
+    ),
+    _share_of_empty(
+        "host_p2p_s", "The launching thread waited for a send or a receive between two ranks."
+    ),
+    _seconds(
+        "host_schedule_s", "Part of host_p2p_s that the schedule costs by itself.", "host_p2p_s"
+    ),
+    _seconds("host_imbalance_s", "Part of host_p2p_s waiting for a longer stage.", "host_p2p_s"),
+    _seconds("host_upstream_s", "Part of host_p2p_s waiting beyond both.", "host_p2p_s"),
     _ratio("data_ready_ratio", "How often a batch was ready when the launching thread came."),
     _count("loaders", "DataLoaders that the launching process has told of."),
     _count("loader_workers", "Processes that load its data; 0: it loads its data itself."),
@@ -178,7 +196,8 @@ _RECORDED: tuple[Column, ...] = (
     _count("pipeline_stage", "Stage of a pipeline that the process runs, from 0."),
     _count("pipeline_stages", "Stages of that pipeline."),
     _count("pipeline_batches", "Micro-batches of a step."),
-    _text("pipeline_schedule", "1f1b, gpipe or other."),
+    _text("pipeline_schedule", "1f1b, gpipe, interleaved or other."),
+    _count("pipeline_virtual", "Stages that the process runs, of an interleaved schedule."),
     _seconds("bubble_schedule_s", "Part of p2p_s that the schedule costs by itself.", "p2p_s"),
     _seconds("bubble_imbalance_s", "Part of p2p_s waiting for a longer stage.", "p2p_s"),
     _seconds("bubble_late_s", "Part of p2p_s waiting beyond both.", "p2p_s"),

@@ -36,6 +36,16 @@ GROUPS: tuple[Group, ...] = (
         witness="data_wait_s",
         leftover="data_wait",
     ),
+    Group(
+        id="peers",
+        pool="empty",
+        meaning="The launching thread waited for other ranks in a collective.",
+    ),
+    Group(
+        id="neighbours",
+        pool="empty",
+        meaning="The launching thread waited for a message of another pipeline stage.",
+    ),
     Group(id="copy", pool="empty", meaning="Only copies between host and GPU ran."),
     Group(id="pause", pool="empty", meaning="The host did something else that was recorded."),
     Group(id="phase", pool="empty", meaning="The job was starting or evaluating."),

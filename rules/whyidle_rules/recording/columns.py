@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from whyidle_rules import evidence
@@ -29,6 +32,19 @@ class Columns(dict[str, Array]):
             made = np.full(self.size, np.nan)
         self[name] = made
         return made
+
+    @contextmanager
+    def only(self, rows: slice) -> Iterator[Columns]:
+        """Give some rows of all columns; what is set in them is set here."""
+        if rows == slice(0, self.size):
+            yield self
+            return
+        some = Columns(rows.stop - rows.start)
+        for name, values in self.items():
+            some[name] = values[rows].copy()
+        yield some
+        for name, values in some.items():
+            self[name][rows] = values
 
 
 class Table:

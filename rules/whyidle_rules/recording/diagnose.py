@@ -131,26 +131,29 @@ def _charges(
 
 def _arisen(
     con: duckdb.DuckDBPyConnection, filled: Filled
-) -> dict[tuple[int, str, str], Mapping[tuple[int, str, str], float]]:
+) -> Mapping[tuple[int, str, str], Mapping[tuple[int, str, str], float]]:
     """Return what waits arose from: weights by (GPU, cause, subcause), for each that was felt."""
-    found: dict[tuple[int, str, str], Mapping[tuple[int, str, str], float]] = {}
+    found: dict[tuple[int, str, str], dict[tuple[int, str, str], float]] = {}
+
+    def add(felt: tuple[int, str, str], weights: Mapping[tuple[int, str, str], float]) -> None:
+        into = found.setdefault(felt, {})
+        for root, weight in weights.items():
+            into[root] = into.get(root, 0.0) + weight
+
     for job in filled.waits.jobs:
-        jobs.fill_causes(con, job, filled.waits, filled.parts)
+        jobs.fill_causes(con, job, filled.parts)
         if job.pipeline is not None:
             for felt in ("stage_imbalance", "late_upstream"):
                 for number, weights in stages.roots(job, job.pipeline, felt).items():
-                    found[number, "pipeline_bubble", felt] = weights
+                    add((number, "pipeline_bubble", felt), weights)
             continue
         for number, weights in waits.roots(job).items():
-            found[number, FELT_AS_WAIT[0], FELT_AS_WAIT[1]] = weights
-        for number in job.members:
+            add((number, *FELT_AS_WAIT), weights)
+        for row, number in enumerate(job.members):
             # Why it is gone is not recorded: its log knows. Where it is gone is.
-            cause, subcause = FELT_AS_HANG
-            found[number, cause, subcause] = {
-                (who, cause, subcause): seconds
-                for who, seconds in waits.gone(filled.waits, number).items()
-            }
-    return found
+            away = waits.gone(job, row).items()
+            add((number, *FELT_AS_HANG), {(who, *FELT_AS_HANG): ns for who, ns in away})
+    return {felt: weights for felt, weights in found.items() if weights}
 
 
 def _totals(sums: Mapping[_GpuKey, Mapping[str, Any]]) -> Totals:
@@ -226,7 +229,8 @@ def _quality(con: duckdb.DuckDBPyConnection, filled: Filled) -> Quality:
     return Quality(
         missed_ticks=missed[0] if missed else None,
         gaps_s=sum(gpu.unknown_ns for gpu in filled.gpus) / 1e9 if filled.gpus else None,
-        clock_error_ns=error[0] if error else None,
+        # What ranks did together tells it better than the clocks do of themselves.
+        clock_error_ns=filled.waits.clocks.error_ns or (error[0] if error else None),
         agent_cpu_ratio=cost[0] if cost else None,
     )
 

@@ -143,7 +143,7 @@ def load(
     return Filled(
         gpus=gpus,
         first=[0, *itertools.accumulate(lengths[:-1])] if gpus else [],
-        waits=jobs_of.find(con, gpus, outlines),
+        waits=jobs_of.find(con, gpus, outlines, known),
         known=known,
         fills=fills,
     )
@@ -159,13 +159,12 @@ def told(con: duckdb.DuckDBPyConnection, filled: Filled, batch: Sequence[int]) -
     for number, gpu in zip(batch, gpus, strict=True):
         columns = gpu_evidence(gpu, known, filled.fills[number])
         hardware.add(gpu, known.hardware, columns)
-        if (found := filled.waits.of(number)) is not None:
-            job, row = found
-            at = filled.waits.bins[number] - job.first_bin
-            if job.pipeline is None:
-                waits.tell(con, job, row, at, filled.gpus, columns)
-            else:
-                stages.tell(job, job.pipeline, row, at, columns)
+        for job, row in filled.waits.of(number):
+            with columns.only(job.own[row]) as own:
+                if job.pipeline is None:
+                    waits.tell(con, job, row, job.bins[row], filled.gpus, own)
+                else:
+                    stages.tell(job, job.pipeline, row, job.bins[row], own)
         first = filled.first[number]
         columns["window_id"] = np.arange(first, first + len(gpu.t0), dtype=np.int64)
         yield columns

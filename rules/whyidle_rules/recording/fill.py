@@ -60,8 +60,25 @@ def outline(gpu: Gpu, known: Known, fill: float | None) -> Table:
     for name, values in lifecycle.columns(gpu, known, empty).items():
         table.put(name, every, values)
     for rows, proc in stints(gpu, known):
-        _identity(table, rows, proc, known.told.get(proc.identity))
+        told = known.told.get(proc.identity)
+        _identity(table, rows, proc, told)
+        if told is not None and told.peers_known:
+            _peers(table, gpu, rows, told)
     return table
+
+
+def _peers(table: Table, gpu: Gpu, rows: slice, told: Told) -> None:
+    """Fill in how long the launching thread waited for other ranks, at most as it was empty.
+
+    What else it did in a window may take its share later.
+    """
+    t0, t1 = gpu.t0[rows], gpu.t1[rows]
+    left = table.columns["empty_s"][rows]
+    for name in ("startup_s", "shutdown_s"):
+        left = left - np.nan_to_num(table.columns[name][rows])
+    for name, waited in told.inside(t0, t1, phases.PEERS).items():
+        seconds = np.clip(waited / 1e9, 0.0, np.maximum(left, 0.0))
+        table.put(name, rows, np.where(told.covers(t0, t1), seconds, np.nan))
 
 
 def gpu_evidence(gpu: Gpu, known: Known, fill: float | None) -> Columns:
@@ -150,14 +167,24 @@ def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -
     loading.cpus(table, known, sources, rows, centres)
     certain = dict(inside)
     # Before the first kernel a wait for data is one, and after the last a checkpoint; everything
-    # else is start-up, or the end.
-    busy_with = sum(v for k, v in inside.items() if k not in ("startup_s", "evaluation_s"))
+    # else is start-up, or the end: ranks that meet are starting, all of them.
+    busy_with = sum(
+        v for k, v in inside.items() if k not in ("startup_s", "evaluation_s", *phases.PEERS)
+    )
+    going = 1.0 - _stopped_share(main)
+    for name in phases.PEERS:
+        certain[name] = certain[name] * going
     for name in ("startup_s", "shutdown_s"):
         own = np.nan_to_num(table.columns[name][rows]) * 1e9
+        for peers in phases.PEERS:
+            certain[peers] = np.maximum(0.0, certain[peers] - own)
         if told is not None:
             own = np.maximum(0.0, own - busy_with)
         certain[name] = certain.get(name, 0.0) + own
     _share_out(table, gpu, rows, certain, covered, told is not None)
+    if told is None or not told.peers_known:
+        for name in phases.PEERS:
+            table.put(name, rows, np.nan)
     # Who publishes a page and was not read may have waited: what is left is nobody's.
     _rest(table, gpu, proc, rows, main, covered if told is not None else ~covered)
 
@@ -175,7 +202,7 @@ def _identity(table: Table, rows: slice, proc: Proc, told: Told | None) -> None:
     table.put("probed", rows, float(told is not None))
     if told is not None:
         table.put("loaders", rows, float(told.loaders))
-        for name in ("pipeline_stage", "pipeline_stages", "pipeline_batches"):
+        for name in ("pipeline_stage", "pipeline_stages", "pipeline_batches", "pipeline_virtual"):
             value = told.info.get(name)
             table.put(name, rows, np.nan if value is None else float(value))
         table.put("pipeline_schedule", rows, told.info.get("pipeline_schedule"))
@@ -240,9 +267,7 @@ def _rest(table: Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certain
         "main_blocked_s": per * main.io,
         "main_asleep_s": left - ready - used,
     }
-    still = np.nan_to_num(main.stopped)
-    share = np.clip(still / np.maximum(main.asleep + still, 1e-9), 0.0, 1.0)
-    parts["main_stopped_s"] = parts["main_asleep_s"] * share
+    parts["main_stopped_s"] = parts["main_asleep_s"] * _stopped_share(main)
     parts["main_asleep_s"] = parts["main_asleep_s"] - parts["main_stopped_s"]
     parts["main_maybe_data_s"] = parts["main_asleep_s"] * _maybe_data(proc, main)
     # Who writes in bulk and sleeps meanwhile waits for what it writes.
@@ -252,6 +277,12 @@ def _rest(table: Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certain
         parts[name] = np.where(writing > 0, 0.0, parts[name])
     for name, values in parts.items():
         table.put(name, rows, np.where(unknown, np.nan, values))
+
+
+def _stopped_share(main: Shares) -> Floats:
+    """Return which share of the time off the CPU and not in I/O a thread was stopped."""
+    still = np.nan_to_num(main.stopped)
+    return np.asarray(np.clip(still / np.maximum(np.nan_to_num(main.asleep) + still, 1e-9), 0, 1))
 
 
 def _maybe_data(proc: Proc, main: Shares) -> Floats:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +12,11 @@ from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
 from whyidle_rules.recording.columns import Columns
-from whyidle_rules.recording.series import Array, Floats, Truths
-from whyidle_rules.recording.spans import Machine, wall_offsets
+from whyidle_rules.recording.known import Known
+from whyidle_rules.recording.meetings import Clocks, Meetings, relate
+from whyidle_rules.recording.runs import Run, group, mode, runs
+from whyidle_rules.recording.series import Floats, Truths
+from whyidle_rules.recording.spans import Machine
 from whyidle_rules.recording.windows import Gpu
 
 BIN_NS = NS_PER_S // 2
@@ -24,6 +26,8 @@ EQUAL_RATIO = 0.05
 COVERED_RATIO = 0.5
 # For so much of a bin without a process, a rank is gone and not late.
 GONE_RATIO = 0.5
+# Of the lateness of all ranks, so much is one's own where calls name who came last.
+CLEAR_RATIO = 0.5
 
 Cause = tuple[str, str]
 SLOW: Cause = ("slow_compute", "more_work")
@@ -43,15 +47,18 @@ class Pipeline:
 class Job:
     """Ranks of one job on a common grid of bins of wall time.
 
-    `members` are numbers of GPUs, in order of their ranks. Arrays have a row for each member and a
-    column for each bin: seconds in communication, of windows, working. `late` is the member that
-    others waited for in each bin, -1 for nobody; `wait` the share of its collectives that each one
-    waited, and `gone` says in which bins the late one had no process.
+    `members` are numbers of GPUs, in order of their ranks; `own` the windows of each that are the
+    job's, `bins` the bin of each of those. Arrays have a row for each member and a column for each
+    bin: seconds in communication, of windows, working. Communication is what spins on the GPU and
+    what the launching thread waits for with an empty one. `late` is the member that others waited
+    for in each bin, -1 for nobody; `wait` the share of its communication that each one waited, and
+    `gone` says in which bins the late one had no process.
     """
 
     members: list[int]
     ranks: list[int]
-    first_bin: int
+    own: list[slice]
+    bins: list[Ints]
     spin: Floats
     covered: Floats
     late: Ints
@@ -65,108 +72,111 @@ class Job:
 
 @dataclass(slots=True)
 class Waits:
-    """The jobs of a recording; `bins` holds the bin of each window of each GPU."""
+    """The jobs of a recording, and why there are no more."""
 
     jobs: list[Job]
-    bins: list[Ints]
     clashes: list[str]
+    clocks: Clocks
 
-    def of(self, gpu: int) -> tuple[Job, int] | None:
-        """Return the job of a GPU and its place there."""
-        for job in self.jobs:
-            if gpu in job.members:
-                return job, job.members.index(gpu)
-        return None
+    def of(self, gpu: int) -> list[tuple[Job, int]]:
+        """Return the jobs of a GPU and its place in each; several where ranks were given anew."""
+        return [(job, job.members.index(gpu)) for job in self.jobs if gpu in job.members]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """What a job needs of a GPU; `seconds` are those of columns in each of its `bins`."""
+    """What a job needs of a rank; `seconds` are those of columns in each of its `at`, bins once."""
 
-    number: int
-    machine: Machine
+    run: Run
     bins: Ints
+    at: Ints
     seconds: Mapping[str, Floats]
-    told: bool
-    rank: int | None
-    world: int | None
     place: tuple[int | None, int | None, int | None]
     gpipe: bool
 
     def on(self, name: str, first: int, size: int) -> Floats:
         """Return seconds of a column on the grid of a job."""
         out = np.zeros(size)
-        out[self.bins - first] = self.seconds[name]
+        out[self.at - first] = self.seconds[name]
         return out
 
 
-def find(con: duckdb.DuckDBPyConnection, gpus: Sequence[Gpu], told: Iterable[Columns]) -> Waits:
+def find(
+    con: duckdb.DuckDBPyConnection,
+    gpus: Sequence[Gpu],
+    told: Iterable[Columns],
+    known: Mapping[Machine, Known],
+) -> Waits:
     """Return the jobs of which all ranks are there; `told` are the outlines of all GPUs."""
-    offsets = wall_offsets(con)
-    waits = Waits(jobs=[], bins=[], clashes=[])
-    groups: dict[int, list[_Rank]] = defaultdict(list)
+    clocks = relate(con, {gpu.machine for gpu in gpus})
+    ranks: dict[tuple[int, int], _Rank] = {}
     for number, (gpu, columns) in enumerate(zip(gpus, told, strict=True)):
-        waits.bins.append(((gpu.t0 + gpu.t1) // 2 + offsets.get(gpu.machine, 0)) // BIN_NS)
-        one = _rank(number, gpu, waits.bins[-1], columns)
-        if one.told and one.rank is not None and one.world is not None and one.world > 1:
-            groups[one.world].append(one)
-    for world, members in groups.items():
-        ranks = sorted(members, key=lambda one: (one.rank, one.number))
-        machines = {one.machine for one in ranks}
-        if len(machines) > 1 and not machines <= set(offsets):
+        bins = ((gpu.t0 + gpu.t1) // 2 + clocks.offset(gpu.machine)) // BIN_NS
+        for run in runs(number, gpu, known[gpu.machine], columns):
+            ranks[number, run.own.start] = _rank(run, bins[run.own], columns)
+    grouped, clashes = group([one.run for one in ranks.values()], gpus)
+    waits = Waits(jobs=[], clashes=clashes, clocks=clocks)
+    meetings = Meetings(con, clocks) if grouped else None
+    for members in grouped:
+        machines = {gpus[run.gpu].machine for run in members}
+        if len(machines) > 1 and not machines <= clocks.related:
             waits.clashes.append("nodes without clock readings cannot be set side by side")
             continue
-        if len({one.rank for one in ranks}) < len(ranks):
-            waits.clashes.append(f"several GPUs say that they are the same rank of {world}")
-        elif len(ranks) == world:
-            waits.jobs.append(_job(ranks))
+        job = _job([ranks[run.gpu, run.own.start] for run in members])
+        if meetings is not None:
+            _late_by_arrival(job, members, meetings, _first(members, ranks))
+        waits.jobs.append(job)
     return waits
 
 
-def _rank(number: int, gpu: Gpu, bins: Ints, columns: Columns) -> _Rank:
+def _first(members: Sequence[Run], ranks: Mapping[tuple[int, int], _Rank]) -> int:
+    return min(int(ranks[run.gpu, run.own.start].at[0]) for run in members)
+
+
+def _rank(run: Run, bins: Ints, columns: Columns) -> _Rank:
     new = np.diff(bins, prepend=bins[0] - 1) != 0
     at = np.cumsum(new) - 1
+    own = {name: columns[name][run.own] for name in columns}
+    nothing = np.full(len(bins), np.nan)
+    length = own["d_s"]
+    host, message = (own.get(name, nothing) for name in ("host_coll_s", "host_p2p_s"))
+    dark = np.isnan(host)
+    told = ~np.isnan(own.get("comm_s", nothing)) | ~dark
+    windows = {name: own.get(name, nothing) for name in ("spinning_s", "working_s", "no_process_s")}
+    windows["host_s"] = np.nan_to_num(host) + np.nan_to_num(message)
+    windows["dark_s"], windows["d_s"] = length * dark, length * told
 
-    def mode(name: str) -> int | None:
-        return _mode(columns[name]) if name in columns else None
+    def usual(name: str) -> int | None:
+        return mode(own[name]) if name in own else None
 
     return _Rank(
-        number=number,
-        machine=gpu.machine,
-        bins=bins[new],
+        run=run,
+        bins=bins,
+        at=bins[new],
         seconds={
-            name: np.bincount(at, weights=np.nan_to_num(columns[name])).astype(np.float64)
-            for name in ("spinning_s", "d_s", "working_s", "no_process_s")
+            name: np.bincount(at, weights=np.nan_to_num(values)).astype(np.float64)
+            for name, values in windows.items()
         },
-        told="comm_s" in columns and not np.isnan(columns["comm_s"]).any(),
-        rank=mode("rank"),
-        world=mode("world_size"),
-        place=(mode("pipeline_stage"), mode("pipeline_stages"), mode("pipeline_batches")),
-        gpipe="pipeline_schedule" in columns and "gpipe" in columns["pipeline_schedule"].tolist(),
+        place=(usual("pipeline_stage"), usual("pipeline_stages"), usual("pipeline_batches")),
+        gpipe="pipeline_schedule" in own and "gpipe" in own["pipeline_schedule"].tolist(),
     )
-
-
-def _mode(values: Array) -> int | None:
-    # What does not fit the column is no rank; false for NaN.
-    known = values[np.abs(values) < 1 << 31].astype(np.int64)
-    if len(known) == 0 or known.min() < 0:
-        return None
-    if known.min() == known.max():
-        return int(known[0])
-    each, count = np.unique(known, return_counts=True)
-    return int(each[count.argmax()])
 
 
 def _job(ranks: Sequence[_Rank]) -> Job:
-    first = min(int(one.bins[0]) for one in ranks)
-    size = max(int(one.bins[-1]) for one in ranks) - first + 1
-    spin, covered, nobody, working = (
+    first = min(int(one.at[0]) for one in ranks)
+    size = max(int(one.at[-1]) for one in ranks) - first + 1
+    spun, host, dark, covered, nobody, working = (
         np.array([one.on(name, first, size) for one in ranks])
-        for name in ("spinning_s", "d_s", "no_process_s", "working_s")
+        for name in ("spinning_s", "host_s", "dark_s", "d_s", "no_process_s", "working_s")
     )
+    spin = spun + host
     share = spin / np.maximum(covered, 1e-9)
     least = share.min(axis=0) + EQUAL_RATIO
     whole = (covered >= COVERED_RATIO * BIN_NS / 1e9).all(axis=0)
+    # A rank that does not say whether it waits is not late where others say that they do; one
+    # without a process has nobody to say it.
+    silent = dark - nobody > (1 - COVERED_RATIO) * np.maximum(covered, 1e-9)
+    whole &= (host <= 0).all(axis=0) | ~silent.any(axis=0)
     wait = np.where(whole, np.maximum(0.0, share - least) / np.maximum(share, 1e-9), np.nan)
     # Of several that do not communicate, one that is gone comes last.
     absent = nobody > GONE_RATIO * covered
@@ -174,9 +184,10 @@ def _job(ranks: Sequence[_Rank]) -> Job:
         np.nan_to_num(wait).max(axis=0) > 0, (share - absent.astype(np.float64)).argmin(axis=0), -1
     )
     return Job(
-        members=[one.number for one in ranks],
-        ranks=[one.rank or 0 for one in ranks],
-        first_bin=first,
+        members=[one.run.gpu for one in ranks],
+        ranks=[one.run.rank for one in ranks],
+        own=[one.run.own for one in ranks],
+        bins=[one.bins - first for one in ranks],
         spin=spin,
         covered=covered,
         late=late,
@@ -185,6 +196,22 @@ def _job(ranks: Sequence[_Rank]) -> Job:
         pipeline=_pipeline(ranks),
         gone=(late >= 0) & absent[late, np.arange(size)],
     )
+
+
+def _late_by_arrival(job: Job, members: Sequence[Run], meetings: Meetings, first: int) -> None:
+    """Name the rank that came last to calls, where calls tell it: shares of time may be even."""
+    size = job.spin.shape[1]
+    lateness = meetings.lateness([run.identities for run in members], first, size, BIN_NS)
+    if lateness is None:
+        return
+    every = np.arange(size)
+    latest, whole = lateness.argmax(axis=0), lateness.sum(axis=0)
+    clear = lateness[latest, every] >= CLEAR_RATIO * np.maximum(whole, 1e-9)
+    clear &= (whole > 0) & (job.late >= 0) & ~job.gone
+    # Who waits itself for most of the time was late once, and is not what the others wait for.
+    waited = np.nan_to_num(job.wait) * job.spin
+    clear &= waited[latest, every] <= CLEAR_RATIO * waited.max(axis=0)
+    job.late = np.where(clear, latest, job.late)
 
 
 def _pipeline(ranks: Sequence[_Rank]) -> Pipeline | None:
@@ -203,24 +230,26 @@ def _pipeline(ranks: Sequence[_Rank]) -> Pipeline | None:
     )
 
 
-def fill_causes(
-    con: duckdb.DuckDBPyConnection, job: Job, waits: Waits, parts: Sequence[slice]
-) -> None:
-    """Add up each member's seconds by cause and bin: idle ones as charged, and working."""
+def fill_causes(con: duckdb.DuckDBPyConnection, job: Job, parts: Sequence[slice]) -> None:
+    """Add up each member's seconds by cause and bin: idle ones as charged, and working.
+
+    Waits for others are left out: what they arose from is another rank's.
+    """
     for row, number in enumerate(job.members):
-        part = parts[number]
+        begin, own = parts[number].start, job.own[row]
         con.register(
             "whyidle_bins",
             {
-                "window_id": np.arange(part.start, part.stop, dtype=np.int64),
-                "bin": waits.bins[number] - job.first_bin,
+                "window_id": np.arange(begin + own.start, begin + own.stop, dtype=np.int64),
+                "bin": job.bins[row],
             },
         )
         try:
             charged = con.execute(
                 "SELECT cause, subcause, list(bin), list(s) FROM (SELECT c.cause, c.subcause,"
                 " b.bin, sum(c.ns)::DOUBLE / 1e9 AS s FROM (SELECT window_id, cause, subcause, ns"
-                " FROM grants WHERE pool = 'empty' UNION ALL SELECT window_id,"
+                " FROM grants WHERE pool = 'empty'"
+                " AND cause NOT IN ('collective', 'pipeline_bubble') UNION ALL SELECT window_id,"
                 f" '{UNATTRIBUTED}', subcause, ns FROM leftovers WHERE pool = 'empty') c"
                 " JOIN whyidle_bins b USING (window_id) GROUP BY ALL) GROUP BY ALL ORDER BY ALL"
             ).fetchall()

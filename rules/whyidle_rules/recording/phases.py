@@ -27,6 +27,8 @@ READY_LEAST = 4  # arrivals
 
 WAIT = "data_wait_s"
 SETUP = "data_setup_s"
+# Waits for other ranks, as the page's calls on process groups tell of them.
+PEERS = ("host_coll_s", "host_p2p_s")
 # Kinds of events and the columns that they fill; any other phase was named by the trainer.
 _COLUMNS: Mapping[str, str] = {
     "data_wait": WAIT,
@@ -38,6 +40,8 @@ _COLUMNS: Mapping[str, str] = {
     "logging": "logging_s",
     "setup": "startup_s",
     "gc": "gc_s",
+    "collective": PEERS[0],
+    "message": PEERS[1],
 }
 OTHER = "other_phase_s"
 # The most specific first: it has the time that it shares with those after it.
@@ -45,6 +49,7 @@ _ORDER = (
     "gc_s",
     "checkpoint_save_s",
     "checkpoint_load_s",
+    *PEERS,
     "compile_s",
     "logging_s",
     SETUP,
@@ -62,7 +67,8 @@ class Told:
 
     `spans` are disjoint, by column; `untimed` grows by what the totals hold and no span stands for:
     short waits and pauses, and records that were lost. `loaders` is how many DataLoaders it told
-    of, `workers` the processes of the one that it had waited for most by the end.
+    of, `workers` the processes of the one that it had waited for most by the end. `peers_known`
+    says whether its probe tells of process groups: older ones do not.
     """
 
     begin_ns: int
@@ -74,6 +80,7 @@ class Told:
     loaders: int
     workers: int | None
     steps: int | None
+    peers_known: bool
     info: Mapping[str, Any]
 
     def ready(self, centres: Ints) -> Floats:
@@ -89,16 +96,16 @@ class Told:
         inside = (t0 >= self.begin_ns) & (t1 <= self.end_ns)
         return np.asarray(inside & self.untimed[WAIT].covers(t0, t1), dtype=bool)
 
-    def inside(self, t0: Ints, t1: Ints) -> dict[str, Floats]:
+    def inside(self, t0: Ints, t1: Ints, columns: tuple[str, ...] = COLUMNS) -> dict[str, Floats]:
         """Return the nanoseconds of each column in each window, as far as it is covered."""
         found = {
             name: intervals.covered_ns(self.spans.get(name, intervals.EMPTY), t0, t1).astype(
                 np.float64
             )
-            for name in COLUMNS
+            for name in columns
         }
-        for name, rest in self.untimed.items():
-            spread = rest.between(t0, t1)
+        for name in set(columns) & set(self.untimed):
+            spread = self.untimed[name].between(t0, t1)
             found[name] = found[name] + np.where(np.isnan(spread), 0.0, spread)
         total = np.add.reduce(list(found.values()))
         scale = np.minimum(1.0, (t1 - t0) / np.maximum(total, 1.0))
@@ -123,14 +130,22 @@ def load(
         " checkpoint_save_ns::DOUBLE AS checkpoint_save_ns,"
         " checkpoint_load_ns::DOUBLE AS checkpoint_load_ns,"
         " evaluation_ns::DOUBLE AS evaluation_ns, gc_ns::DOUBLE AS gc_ns,"
+        " coll_wait_ns::DOUBLE AS coll_wait_ns, message_wait_ns::DOUBLE AS message_wait_ns,"
+        " coll_waiting_since_ns::DOUBLE AS coll_waiting_since_ns,"
+        " coll_waiting_for IN ('send', 'recv', 'coalesced') AS for_message,"
         f" batches::DOUBLE AS batches FROM probe WHERE {where} ORDER BY pid, start_ns, mono_ns",
         at,
     ).groups("pid", "start_ns")
     events = fetch(
         con,
-        "SELECT pid, start_ns, sequence, kind, begin_ns, end_ns FROM probe_event"
+        "SELECT pid, start_ns, sequence, kind, begin_ns, end_ns FROM (SELECT * FROM probe_event"
         f" WHERE {where} AND NOT background AND kind <> 'step' AND begin_ns IS NOT NULL"
-        " AND end_ns IS NOT NULL ORDER BY pid, start_ns, sequence",
+        # What a call waited for lies before its end.
+        " AND end_ns IS NOT NULL UNION ALL BY NAME SELECT pid, start_ns, sequence,"
+        " CASE WHEN operation IN ('send', 'recv', 'coalesced') THEN 'message'"
+        "  ELSE 'collective' END AS kind, ended_ns - wait_ns AS begin_ns, ended_ns AS end_ns"
+        f" FROM probe_call WHERE {where} AND NOT background AND wait_ns >= 1000000)"
+        " ORDER BY pid, start_ns, sequence",
         at,
     ).groups("pid", "start_ns")
     loaders = _loaders(con, at)
@@ -142,7 +157,18 @@ def load(
         " ORDER BY pid, start_ns, mono_ns",
         at,
     ).groups("pid", "start_ns")
-    infos = {
+    infos = _infos(con, node, boot_id)
+    return {
+        who: _told(rows, events.get(who), loaders.get(who, []), queues.get(who), infos.get(who, {}))
+        for who, rows in totals.items()
+    }
+
+
+def _infos(
+    con: duckdb.DuckDBPyConnection, node: str, boot_id: str
+) -> dict[Identity, dict[str, Any]]:
+    """Return who publishes pages; `world_key` is that of the first group, all ranks of a job."""
+    infos: dict[Identity, dict[str, Any]] = {
         (int(pid), int(start)): dict(zip(_INFO, values, strict=True))
         for pid, start, *values in con.execute(
             f"SELECT pid, start_ns, {', '.join(f'arg_max({n}, mono_ns)' for n in _INFO)}"
@@ -152,15 +178,19 @@ def load(
             {"node": node, "boot": boot_id},
         ).fetchall()
     }
-    return {
-        who: _told(rows, events.get(who), loaders.get(who, []), queues.get(who), infos.get(who, {}))
-        for who, rows in totals.items()
-    }
+    for pid, start, key in con.execute(
+        "SELECT pid, start_ns, min(group_key) FROM probe_group WHERE node = $node"
+        " AND boot_id = $boot AND place = 1 AND group_key IS NOT NULL AND pid IS NOT NULL"
+        " AND start_ns IS NOT NULL GROUP BY ALL",
+        {"node": node, "boot": boot_id},
+    ).fetchall():
+        infos.setdefault((int(pid), int(start)), {})["world_key"] = key
+    return infos
 
 
 _INFO = (
     "rank", "world_size", "local_rank", "pipeline_stage", "pipeline_stages", "pipeline_batches",
-    "pipeline_schedule",
+    "pipeline_schedule", "pipeline_virtual",
 )  # fmt: skip
 
 
@@ -198,9 +228,11 @@ def _told(
             known[kind] = span
     last_ns = int(rows["mono_ns"][-1])
     phase = rows["phase"][-1]
+    for_message = rows["for_message"][-1] == 1  # not NaN, which is as good as true
     for since, kind in (
         (rows["waiting_since_ns"][-1], "data_wait"),
         (rows["phase_since_ns"][-1], phase),
+        (rows["coll_waiting_since_ns"][-1], "message" if for_message else "collective"),
     ):
         # What is going on at the end has no record; a phase without a name is none.
         if kind is not None and since == since and since < last_ns:
@@ -226,6 +258,7 @@ def _told(
         loaders=len(loaders),
         workers=most[0],
         steps=int(steps[-1]) if len(steps) else None,
+        peers_known=not np.isnan(rows["coll_wait_ns"].astype(np.float64)).all(),
         info=info,
     )
 
@@ -243,6 +276,8 @@ _TOTALS: Mapping[str, tuple[str, str]] = {
     "checkpoint_load": ("checkpoint_load_ns", "checkpoint_load_s"),
     "evaluation": ("evaluation_ns", "evaluation_s"),
     "gc": ("gc_ns", "gc_s"),
+    "collective": ("coll_wait_ns", PEERS[0]),
+    "message": ("message_wait_ns", PEERS[1]),
 }
 
 
@@ -260,7 +295,11 @@ def _untimed(rows: Columns, known: Mapping[str, Ints]) -> dict[str, Counter]:
     found = {WAIT: _beyond(times, total, known.get("data_wait", intervals.EMPTY))}
     for kind, (name, column) in _TOTALS.items():
         total, spans = rows[name].astype(np.float64), known.get(kind, intervals.EMPTY)
-        if kind != "gc":
+        if column in PEERS:
+            message = rows["for_message"] == 1
+            when = message if column == PEERS[1] else ~message
+            total = total + under_way(rows["coll_waiting_since_ns"], when)
+        elif kind != "gc":
             total = total + under_way(rows["phase_since_ns"], rows["phase"] == kind)
         found[column] = _beyond(times, total, spans)
     return found

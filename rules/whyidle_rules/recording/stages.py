@@ -89,6 +89,11 @@ def tell(job: Job, pipeline: Pipeline, row: int, at: Ints, columns: Columns) -> 
     columns["bubble_schedule_s"] = of_schedule
     columns["bubble_imbalance_s"] = of_imbalance
     columns["bubble_late_s"] = np.maximum(0.0, own - of_schedule - of_imbalance)
+    message = columns["host_p2p_s"]
+    of_schedule, of_imbalance = (message * share[row][at] for share in job.bubbles)
+    columns["host_schedule_s"] = of_schedule
+    columns["host_imbalance_s"] = of_imbalance
+    columns["host_upstream_s"] = np.maximum(0.0, message - of_schedule - of_imbalance)
 
 
 def roots(

@@ -43,7 +43,7 @@ def tell(
 
     `at` is the bin of each window; of those in which some rank is unknown, nothing is told.
     """
-    gpu = gpus[job.members[row]]
+    gpu = gpus[job.members[row]].at(job.own[row])
     apart = len({gpus[number].machine for number in job.members}) > 1
     own = columns["spinning_s"]
     wait = own * job.wait[row][at]
@@ -63,6 +63,9 @@ def tell(
     late = np.array([*job.ranks, np.nan])[job.late[at]]
     gone = np.where(stuck, own, np.where(job.gone[at], wait, wait * 0.0))
     kept = np.where(job.gone[at], wait * 0.0, wait)
+    host = columns["host_coll_s"]
+    host_wait = host * job.wait[row][at]
+    waited = kept + gone + np.nan_to_num(host_wait)
     told: dict[str, Array] = {
         "coll_s": own - rest,
         "comm_s": rest,
@@ -74,7 +77,10 @@ def tell(
         "coll_congested_s": np.where(way.known, moved * congested, np.nan),
         "coll_transport": way.transport,
         "rdma_ports": np.full(len(at), float(way.rdma_ports)),
-        "late_rank": np.where(kept + gone > 0, late, np.nan),
+        "late_rank": np.where(waited > 0, late, np.nan),
+        "host_coll_wait_s": np.where(job.gone[at], 0.0 * host_wait, host_wait),
+        "host_coll_gone_s": np.where(job.gone[at], host_wait, 0.0 * host_wait),
+        "host_coll_transfer_s": host - host_wait,
     }
     known = ~np.isnan(wait)
     for name, values in told.items():
@@ -134,12 +140,8 @@ def lately(values: Floats) -> Floats:
     return np.asarray(summed - before)
 
 
-def gone(waits: Waits, gpu: int) -> dict[int, float]:
-    """Return how long a GPU waited for GPUs whose rank was gone, by their number."""
-    found = waits.of(gpu)
-    if found is None:
-        return {}
-    job, row = found
+def gone(job: Job, row: int) -> dict[int, float]:
+    """Return how long a member waited for GPUs whose rank was gone, by their number."""
     waited = job.spin[row] * np.nan_to_num(job.wait[row])
     by_gpu: dict[int, float] = defaultdict(float)
     for place in np.flatnonzero((waited > 0) & job.gone):
@@ -148,13 +150,10 @@ def gone(waits: Waits, gpu: int) -> dict[int, float]:
 
 
 def waited_for(waits: Waits, gpu: int) -> Mapping[str, float]:
-    """Return how many seconds a GPU waited for each rank."""
-    found = waits.of(gpu)
-    if found is None:
-        return {}
-    job, row = found
-    waited = job.spin[row] * np.nan_to_num(job.wait[row])
+    """Return how many seconds a GPU waited for each rank, in all jobs that it was in."""
     by_rank: dict[str, float] = defaultdict(float)
-    for place in np.flatnonzero((waited > 0) & (job.late >= 0)):
-        by_rank[str(job.ranks[int(job.late[place])])] += float(waited[place])
+    for job, row in waits.of(gpu):
+        waited = job.spin[row] * np.nan_to_num(job.wait[row])
+        for place in np.flatnonzero((waited > 0) & (job.late >= 0)):
+            by_rank[str(job.ranks[int(job.late[place])])] += float(waited[place])
     return dict(sorted(by_rank.items(), key=lambda item: -item[1]))

@@ -66,6 +66,19 @@ class Gpu:
         inside = (times >= self.t0[near]) & (times <= self.t1[near])
         return np.asarray(np.where(inside, 1.0 - self.busy[near], 0.0))
 
+    def at(self, rows: slice) -> Gpu:
+        """Return the GPU with some of its windows that follow each other."""
+        if rows == slice(0, len(self.t0)):
+            return self
+        return replace(
+            self,
+            t0=self.t0[rows],
+            t1=self.t1[rows],
+            busy=self.busy[rows],
+            sm=self.sm[rows],
+            pcie_bytes=self.pcie_bytes[rows],
+        )
+
     def between(self, since_ns: int, until_ns: int) -> Gpu:
         """Return the GPU with those of its windows that end in (since, until]."""
         chosen = (self.t1 > since_ns) & (self.t1 <= until_ns)
