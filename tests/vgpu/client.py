@@ -28,6 +28,7 @@ from typing import Any
 
 from vgpu.device.kinds import COLLECTIVES, KIND_INDEX, TO_DEVICE, TO_HOST
 from vgpu.device.wire import (
+    BY_NETWORK_NS,
     DOORBELL,
     ENVIRONMENT,
     MESSAGE_BYTES_MAX,
@@ -159,18 +160,19 @@ class VirtualGpu:
         number = self.ask(ask="group", name=name, rank=rank, size=size)["group"]
         return Group(number=int(number), rank=rank, size=size)
 
-    def all_reduce(self, ms: float, group: Group, **how: int) -> None:
+    def all_reduce(self, ms: float | None, group: Group, **how: int) -> None:
         """Enqueues a collective: `ms` of transfer from when all members' streams have come to it.
 
         Until then its kernel is resident and polls. `how`: `size_bytes`, `stream`, `channels`.
+        Without `ms` the bytes go over the network: see vgpu.network.
         """
         self._collective("all_reduce", ms, group, **how)
 
-    def all_gather(self, ms: float, group: Group, **how: int) -> None:
+    def all_gather(self, ms: float | None, group: Group, **how: int) -> None:
         """As all_reduce."""
         self._collective("all_gather", ms, group, **how)
 
-    def reduce_scatter(self, ms: float, group: Group, **how: int) -> None:
+    def reduce_scatter(self, ms: float | None, group: Group, **how: int) -> None:
         """As all_reduce."""
         self._collective("reduce_scatter", ms, group, **how)
 
@@ -193,7 +195,7 @@ class VirtualGpu:
     def _collective(
         self,
         name: str,
-        ms: float,
+        ms: float | None,
         group: Group,
         *,
         peer: int = 0,
@@ -203,8 +205,8 @@ class VirtualGpu:
     ) -> None:
         self._put(
             Code.COLLECTIVE,
-            duration_ns=round(ms * _NS_PER_MS),
-            size_bytes=round(ms * _BUS_BYTES_PER_MS) if size_bytes is None else size_bytes,
+            duration_ns=BY_NETWORK_NS if ms is None else round(ms * _NS_PER_MS),
+            size_bytes=round((ms or 0.0) * _BUS_BYTES_PER_MS) if size_bytes is None else size_bytes,
             token=group.number,
             detail=COLLECTIVES.index(name),
             peer=peer,

@@ -76,7 +76,8 @@ class Held:
     """A stream's turn has come to a copy or collective at `arrival_ns`.
 
     `parked`: the others know of it; `sequence`: its number in the group from then on. `activity`:
-    what is resident meanwhile; None for a copy.
+    what is resident meanwhile; None for a copy. `first_ns`: of a collective whose data move over
+    the network since `arrival_ns`, when it had come.
     """
 
     op: Op
@@ -84,6 +85,7 @@ class Held:
     activity: Activity | None
     parked: bool = False
     sequence: int | None = None
+    first_ns: int | None = None
 
 
 class Lane:

@@ -131,5 +131,7 @@ def _running(lane: Lane, now_ns: int) -> bytes:
     held: Held | None = lane.held
     if held is not None and held.op.code == Code.COLLECTIVE and held.arrival_ns < now_ns:
         times = (held.arrival_ns, _NONE, now_ns)
+        if held.first_ns is not None:
+            times = (held.first_ns, held.arrival_ns, now_ns)
         rows += _pack(lane, held.op, times, held.sequence, held.activity, True)
     return rows

@@ -14,7 +14,7 @@ from vgpu.device import meet
 from vgpu.device.kinds import COPIES, Activities
 from vgpu.device.lane import FAR_NS, Context, Flow, Held, Lane, Piece
 from vgpu.device.meet import Group
-from vgpu.device.wire import Code
+from vgpu.device.wire import BY_NETWORK_NS, Code
 
 # Measured copy rates of a x16 slot by PCIe generation; pageable memory is staged by the host.
 _PINNED_BYTES_PER_S = {3: 12e9, 4: 25e9, 5: 52e9}
@@ -47,8 +47,22 @@ class Device:
             yield from context.lanes.values()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A collective whose data a rank of a group is to move over the network from now on."""
+
+    group: int
+    rank: int
+    sequence: int
+    size_bytes: int
+    passes: int
+
+
 class Machine:
-    """All GPUs of a node, and the groups among the processes that use them."""
+    """All GPUs of a node, and the groups among the processes that use them.
+
+    `moves`: what the proxies of groups are to be told since somebody last looked.
+    """
 
     def __init__(self, devices: list[Device], activities: Activities) -> None:
         self.devices = devices
@@ -56,6 +70,8 @@ class Machine:
         self._groups: dict[int, Group] = {}
         self._by_name: dict[str, Group] = {}
         self._ranks: dict[tuple[int, int], int] = {}
+        self._over_network: dict[tuple[int, int], Lane] = {}
+        self.moves: list[Move] = []
 
     def contexts(self) -> Iterator[Context]:
         """All processes, once per GPU they use."""
@@ -152,6 +168,9 @@ class Machine:
                     last=False,
                 )
             )
+        if op.duration_ns == BY_NETWORK_NS:
+            self._hand_over(lane, held, group, rank, ready_ns)
+            return
         lane.resolve(
             Piece(
                 ready_ns,
@@ -164,6 +183,53 @@ class Machine:
                 flow=meet.flow(op.detail, op.size_bytes, group.size, is_root=op.peer == rank),
             )
         )
+
+    def _hand_over(
+        self, lane: Lane, held: Held, group: Group, rank: int, ready_ns: int
+    ) -> None:
+        """Leaves a collective's data to the rank's proxy: its kernel stays until that is done."""
+        sms = self.devices[lane.context.gpu].multiprocessors
+        assert held.sequence is not None
+        lane.held = Held(
+            op=held.op,
+            arrival_ns=ready_ns,
+            activity=self._activities.nccl(held.op.channels, sms, moving=True),
+            parked=True,
+            sequence=held.sequence,
+            first_ns=held.arrival_ns,
+        )
+        self._over_network[group.number, rank] = lane
+        self.moves.append(
+            Move(
+                group=group.number,
+                rank=rank,
+                sequence=held.sequence,
+                size_bytes=held.op.size_bytes,
+                passes=meet.passes(held.op.detail),
+            )
+        )
+
+    def moved(self, group: int, rank: int, now_ns: int) -> set[int]:
+        """A rank's proxy has moved the data of its collective; the GPUs where that changes much."""
+        lane = self._over_network.pop((group, rank), None)
+        if lane is None or lane.held is None:
+            return set()
+        held = lane.held
+        assert held.activity is not None
+        lane.resolve(
+            Piece(
+                held.arrival_ns,
+                max(now_ns, held.arrival_ns + 1),
+                held.activity,
+                held.op,
+                first_ns=held.first_ns,
+                ready_ns=held.arrival_ns,
+                sequence=held.sequence,
+            )
+        )
+        lane.context.settle(self._activities, now_ns)
+        self._dress(lane.context)
+        return {lane.context.gpu}
 
     def kill(self, context: Context, now_ns: int) -> None:
         """A process is gone: `advance(now_ns)` first, and take what ran out of its lanes."""

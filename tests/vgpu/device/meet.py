@@ -121,6 +121,11 @@ class Group:
         return met
 
 
+def passes(op_detail: int) -> int:
+    """How often a ring goes round: to reduce, and to give the result to all."""
+    return 2 if op_detail == _REDUCE else 1
+
+
 def flow(op_detail: int, size_bytes: int, size: int, *, is_root: bool) -> Flow:
     """Bytes over NVLink of one member: rings, as NCCL moves them between GPUs of a node."""
     if op_detail == SEND:
@@ -129,6 +134,5 @@ def flow(op_detail: int, size_bytes: int, size: int, *, is_root: bool) -> Flow:
         return Flow(nvlink_rx=size_bytes)
     if op_detail == BROADCAST:
         return Flow(nvlink_tx=size_bytes) if is_root else Flow(nvlink_rx=size_bytes)
-    passes = 2 if op_detail == _REDUCE else 1
-    moved = passes * size_bytes * (size - 1) // size
+    moved = passes(op_detail) * size_bytes * (size - 1) // size
     return Flow(nvlink_tx=moved, nvlink_rx=moved)

@@ -58,6 +58,7 @@ class Node:
         ]
         self._ledger = Ledger()
         self._clients: dict[int, Client] = {}  # by both of their descriptors
+        self._proxies: dict[tuple[int, int], Client] = {}  # by group and rank
         self._poll = select.epoll()
         self._poll.register(listener.fileno(), select.EPOLLIN)
         self._floor_ns = now_ns  # everything before is final
@@ -120,6 +121,7 @@ class Node:
         self._launching = bool(changed)
         changed |= self._machine.advance(now_ns)
         clients = self._all()
+        changed |= self._moved(clients, now_ns)
         for client in clients:
             if client.context is None:
                 continue
@@ -176,11 +178,29 @@ class Node:
                 self._publishers[context.gpu].processes()
         return changed
 
+    def _moved(self, clients: list[Client], now_ns: int) -> set[int]:
+        """Hears what proxies have moved, tells them what to move; the GPUs where that matters."""
+        changed: set[int] = set()
+        for client in clients:
+            while client.inbox and client.inbox[0].get("ask") == "moved":
+                told = client.inbox.popleft()
+                changed |= self._machine.moved(told["group"], told["rank"], now_ns)
+        if changed:
+            changed |= self._machine.advance(now_ns)
+        moves, self._machine.moves = self._machine.moves, []
+        for move in moves:
+            proxy = self._proxies.get((move.group, move.rank))
+            if proxy is not None:  # without one nothing ever moves, as with a dead proxy thread
+                proxy.reply(size_bytes=move.size_bytes, passes=move.passes)
+        return changed
+
     def _bury(self, client: Client, now_ns: int) -> None:
         """Its context and everything it had queued are gone."""
         for file in (client.line.fileno(), client.life):
             self._poll.unregister(file)
             del self._clients[file]
+        for key in [key for key, proxy in self._proxies.items() if proxy is client]:
+            del self._proxies[key]
         client.close()
         context = client.context
         if context is not None:
@@ -195,6 +215,9 @@ class Node:
             self._welcome(client, message, now_ns)
         elif ask == "truth":
             self._ledger.write(Path(message["path"]), self._lanes(), now_ns)
+            client.reply(ok=True)
+        elif ask == "proxy":
+            self._proxies[message["group"], message["rank"]] = client
             client.reply(ok=True)
         elif context is None:
             client.reply(error="say hello first")

@@ -26,6 +26,8 @@ QUEUE_SLACK = 64
 # More than QUEUE_DEPTH, so that a ring is never full.
 RING_SLOTS = 2048
 ABSENT = 0xFFFFFFFF
+# As the duration of a collective: its data move until the proxies of its group say that they did.
+BY_NETWORK_NS = 1 << 62
 
 _HEADER_BYTES = 4096
 _SLOT = struct.Struct("<QQQQQfHBBIH10x")
