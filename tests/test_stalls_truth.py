@@ -118,10 +118,14 @@ def test_every_scenario_can_be_read() -> None:
             scenario = load(kind, strength)
             assert scenario.setup.epoch_batches > 0
             blamed = scenario.role in ("stall", "mixture")
-            told = scenario.causes or scenario.by_phases or scenario.victims or scenario.by_waiting
+            felt = scenario.by_waiting or scenario.by_spinning
+            told = scenario.causes or scenario.by_phases or scenario.victims or felt
             assert bool(told) >= blamed
             # A stall that is told by its counterfactual has one.
-            assert (scenario.baseline is not None) == bool(scenario.causes or scenario.victims)
+            if scenario.causes or scenario.victims:
+                assert scenario.baseline is not None
+            elif not felt:
+                assert scenario.baseline is None
 
 
 def test_what_a_scenario_cannot_mean_is_said() -> None:

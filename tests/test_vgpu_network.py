@@ -14,7 +14,6 @@ from vgpu.device.serve import virtual_gpus
 from vgpu.device.truth import Truth
 
 MS = 1_000_000
-SIZE_BYTES = 8 << 20
 CODE = """
 import os, sys, time
 from vgpu.client import connect
@@ -28,10 +27,10 @@ for number in range(count):
     if rank == size - 1:
         time.sleep(0.1)
     gpu.launch(5.0)
-    gpu.all_reduce(None, group, size_bytes=%d)
+    gpu.all_reduce(None, group, size_bytes=8 << 20)
     gpu.launch(1.0)
     gpu.synchronize()
-""" % SIZE_BYTES
+"""
 
 
 def free_ports(count: int) -> list[int]:
@@ -100,5 +99,7 @@ def test_a_rank_that_dies_leaves_the_others_polling(tmp_path: Path) -> None:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    (hung,) = [one for one in Truth.load(node.truth_path).intervals(gpu=0, what="all_reduce") if one.cut]
+    (hung,) = [
+        one for one in Truth.load(node.truth_path).intervals(gpu=0, what="all_reduce") if one.cut
+    ]
     assert hung.ready_ns is None

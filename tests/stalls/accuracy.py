@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from stalls import bars
-from stalls.score import Score, fixtures, score_fixture
+from stalls.root_score import RootScore
+from stalls.score import Score, fixtures, score_fixture, score_roots_of
 from whyidle_rules.rule_load import load_rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 
 
-def misses(rows: Sequence[Score]) -> dict[str, float]:
+def misses(rows: Sequence[Score | RootScore]) -> dict[str, float]:
     """The bars that are missed, by stretch, each with its figure."""
     told = {}
     for row in rows:
@@ -96,7 +97,7 @@ def _mean(groups: Iterable[Sequence[float]]) -> float | None:
     return sum(means) / len(means) if means else None
 
 
-def page(rows: Sequence[Score], tuned: frozenset[str]) -> str:
+def page(rows: Sequence[Score], roots: Sequence[RootScore], tuned: frozenset[str]) -> str:
     """The page of documentation: a row a stretch, shares in whole per cent."""
     told = summary(rows, tuned)
     parts = [_INTRODUCTION]
@@ -115,7 +116,60 @@ def page(rows: Sequence[Score], tuned: frozenset[str]) -> str:
     parts += [
         _row(row) for row in sorted(rows, key=lambda r: (r.role != "stall", r.role, r.name("")))
     ]
+    return "".join(parts) + roots_page(roots, tuned)
+
+
+def roots_page(roots: Sequence[RootScore], tuned: frozenset[str]) -> str:
+    """The part of the page about ranks that wait for each other."""
+    told = [("with probe", True), ("without probe", False)]
+    parts = [_ROOTS, *(f"- {name}: {root_summary(roots, probe)}\n" for name, probe in told)]
+    untuned = [row for row in roots if row.kind not in tuned]
+    parts.append(
+        f"- with probe, of the {len({row.kind for row in untuned})} kinds that nothing was tuned "
+        f"on: {root_summary(untuned, True)}\n"
+    )
+    parts.append("\n" + _ROOT_COLUMNS + "|---" * (_ROOT_COLUMNS.count("|") - 1) + "|\n")
+    for row in sorted(roots, key=lambda r: (r.role == "control", r.name(""))):
+        cells = (
+            *(row.kind, row.strength, row.role, "yes" if row.probe else "no"),
+            *(f"{row.waited_s:.1f}", f"{row.booked_s:.1f}", _per_cent(row.rank_share)),
+            *(_per_cent(row.cause_share), _per_cent(row.wrong_cause_share)),
+            _per_cent(row.accused_s / row.wall_s, 1),
+        )
+        parts.append("| " + " | ".join(cells) + " |\n")
     return "".join(parts)
+
+
+def root_summary(roots: Sequence[RootScore], probe: bool) -> str:
+    """One sentence: shares by seconds, means of kinds, the worst accusation."""
+    mine = [row for row in roots if row.probe == probe]
+    due = [row for row in mine if row.rank_share is not None and "root_rank" in row.bars]
+    booked_s = sum(row.booked_s for row in due)
+    worst = max((row.accused_s / row.wall_s for row in mine), default=None)
+    ranks = _kinds((row.kind, row.rank_share) for row in due)
+    causes = _kinds((row.kind, row.cause_share) for row in due)
+    return (
+        f"of {sum(row.waited_s for row in due):.0f} s that ranks waited, {booked_s:.0f} s are "
+        f"booked; {_share(due, booked_s, 'rank_share')} of those on the right rank (mean of "
+        f"{len({row.kind for row in due})} kinds {_per_cent(_mean(ranks))}), "
+        f"{_share(due, booked_s, 'cause_share')} on the right cause there (mean "
+        f"{_per_cent(_mean(causes))}), {_share(due, booked_s, 'wrong_cause_share')} on a wrong "
+        f"one. At most {_per_cent(worst, 1)} of a run's wall time accuses a rank that nobody "
+        "waited for."
+    )
+
+
+def _share(rows: Sequence[RootScore], booked_s: float, name: str) -> str:
+    if not booked_s:
+        return "-"
+    return _per_cent(sum((getattr(row, name) or 0.0) * row.booked_s for row in rows) / booked_s)
+
+
+def _kinds(shares: Iterable[tuple[str, float | None]]) -> list[list[float]]:
+    kinds: dict[str, list[float]] = {}
+    for kind, share in shares:
+        kinds.setdefault(kind, []).append(share or 0.0)
+    return list(kinds.values())
 
 
 _INTRODUCTION = f"""# Accuracy on recorded stalls
@@ -129,6 +183,22 @@ that is healthy, share of wall time that is charged to anybody. Bars: right at l
 blamed for at most {bars.CONTROL:.0%} of wall. This page is generated.
 
 """
+_ROOTS = f"""
+## Ranks that wait for each other
+
+Where that waiting arose: the rank that was late, and what held it up. Waited: seconds in which the
+GPUs' timelines say that ranks polled for another one. Booked: seconds that diagnose charges as
+such; it books what is certain, so that is less. Root rank: share of the booked seconds that are
+charged to a rank that was really waited for so long (bar: {bars.ROOT_RANK:.0%}). Root cause: share
+charged to that rank's own cause too (bar, with the probe: {bars.ROOT_CAUSE:.0%}). Wrong: share
+charged to a cause that it was not. Accused: share of wall time charged to ranks that nobody waited
+for so long (bar where no rank is late: {bars.ACCUSED:.0%}).
+
+"""
+_ROOT_COLUMNS = (
+    "| kind | strength | role | probe | waited s | booked s | root rank | root cause | wrong "
+    "| accused |\n"
+)
 _COLUMNS = (
     "| kind | strength | stretch | role | probe | idle s | stall s | right | wrong | nobody "
     "| blamed |\n"
@@ -159,6 +229,7 @@ def main() -> int:
     args = parser.parse_args()
     rules = load_rules((), site=args.folder / "no-site")
     rows: list[Score] = []
+    roots: list[RootScore] = []
     sys.stdout.write(_HEAD + "\n")
     for fixture in fixtures(args.folder):
         for row in score_fixture(fixture, rules):
@@ -167,8 +238,13 @@ def main() -> int:
             if args.detail:
                 words = ", ".join(f"{k} {s:.2f}" for k, s in row.charged_s.items() if s > 0.005)
                 sys.stdout.write(f"    {words}\n")
+        for root in score_roots_of(fixture, rules):
+            roots.append(root)
+            if args.detail:
+                sys.stdout.write(f"    {root}\n")
     tuned = looked_at(args.folder)
-    told, missed = summary(rows, tuned), misses(rows)
+    told, missed = summary(rows, tuned), misses([*rows, *roots])
+    sys.stdout.write(roots_page(roots, tuned))
     for name, figures in told.items():
         words = ", ".join(
             f"{key} {'-' if value is None else format(value, '.4g')}"
@@ -181,9 +257,13 @@ def main() -> int:
         short = {name: round(figure, 4) for name, figure in missed.items()}
         text = json.dumps(short, indent=1) + "\n"
         (args.folder / "missed.json").write_text(text, encoding="utf-8")
-        PAGE.write_text(page(rows, tuned), encoding="utf-8")
+        PAGE.write_text(page(rows, roots, tuned), encoding="utf-8")
     if args.json:
-        full = {"summary": told, "stretches": [asdict(row) for row in rows]}
+        full = {
+            "summary": told,
+            "stretches": [asdict(row) for row in rows],
+            "roots": [asdict(row) for row in roots],
+        }
         args.json.write_text(json.dumps(full, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -19,6 +19,13 @@ WRONG = 0.10
 # Idle time that is seen and was not, or was and is not seen, of the wall time. A stretch is cut by
 # whole windows of 125 ms.
 SEEN = 0.02
+# Of the seconds that ranks are said to have waited for another: least share charged to the rank
+# that was waited for, and to what held that one up.
+ROOT_RANK, ROOT_CAUSE = 0.95, 0.90
+# Most of all GPUs' wall time that is charged as waiting to ranks that nobody waited for so long.
+ACCUSED = 0.01
+# With less of the wall time due to a rank, waiting for it is not worth a share.
+DUE = 0.03
 
 
 def bars(truth: Mapping[str, Any], window: Mapping[str, Any]) -> tuple[str, ...]:
@@ -42,3 +49,15 @@ def limit(bar: str, *, probe: bool) -> float:
         "confused": CONFUSER,
         "mixture": MIXTURE,
     }[bar]
+
+
+def root_bars(due_share: float, *, probe: bool) -> tuple[str, ...]:
+    """Names of the bars for where waiting arose; `due_share`: of wall, due to a late rank."""
+    if due_share < DUE:
+        return ("accused",)
+    return ("root_rank", "root_cause") if probe else ("root_rank",)
+
+
+def root_limit(bar: str) -> float:
+    """The bar's height; `accused` is a most, the others are a least."""
+    return {"root_rank": ROOT_RANK, "root_cause": ROOT_CAUSE, "accused": ACCUSED}[bar]

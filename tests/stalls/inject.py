@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fuse_fs import SlowFs, privileged, slow_fs
 from fuse_fs import usable as fuse_usable
+from stalls import network
 from stalls.scenario import Setup
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -44,7 +45,9 @@ class Ground:
 
 def problem(setup: Setup) -> str | None:
     """None if this machine can inject it, else why not."""
-    setup = setup.of_rank(setup.ranks - 1)
+    if setup.link_bytes_per_s and (why := network.problem()):
+        return why
+    setup = setup.of_rank(setup.late_one)
     if not privileged():
         return "injecting stalls needs root and CAP_SYS_ADMIN"
     if "fuse" in setup.places and (why := fuse_usable()):

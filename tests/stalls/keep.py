@@ -19,8 +19,8 @@ from whyidle.parquet import export
 from whyidle.redact import Redaction
 from whyidle.store import Recording
 
-# The most that a fixture may take: fifteen seconds are about a third of it.
-BYTES_MAX = 300_000
+# The most that a fixture may take: fifteen seconds of a rank are about 100 kB.
+BYTES_MAX = 500_000
 # Less of the wall time is nothing that accuracy can be told from.
 STALL_SHARE_MIN = 0.03
 

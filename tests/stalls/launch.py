@@ -1,4 +1,4 @@
-"""Starts the ranks of a job, as torchrun does, and stops one now and then if so told.
+"""Starts the ranks of jobs, as torchrun does, and stops or ends one if so told.
 
 python -m stalls.launch PLAN.json
 """
@@ -12,46 +12,100 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 POLL_S = 0.02
+_END_S = 10.0
 
 
-def main() -> int:
-    """The first failure of a rank is the job's: the others are ended."""
-    plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    started = Path(plan["started"])
-    ranks = [
-        subprocess.Popen(
-            words,
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(len(plan["ranks"])),
-            },
-        )
-        for rank, words in enumerate(plan["ranks"])
-    ]
-    every_s, stop_s = plan["stop_every_s"], plan["stop_s"]
-    next_stop = None
-    try:
-        while any(process.poll() is None for process in ranks):
-            if any(process.returncode for process in ranks):
-                return 1
+class Job:
+    """The ranks of one job, and what is done to one of them from the first step on."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._plan, self._started = plan, Path(plan["started"])
+        self._began: float | None = None
+        self._next_stop: float | None = None
+        size = len(plan["ranks"])
+        self.ranks = [
+            subprocess.Popen(
+                words,
+                env={
+                    **os.environ,
+                    **plan["envs"][rank],
+                    "RANK": str(rank),
+                    "LOCAL_RANK": "0" if plan["nodes"] else str(rank),
+                    "WORLD_SIZE": str(size),
+                    "LOCAL_WORLD_SIZE": "1" if plan["nodes"] else str(size),
+                    "GROUP_RANK": str(rank) if plan["nodes"] else "0",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(plan["port"]),
+                    "TORCHELASTIC_RUN_ID": "none",
+                },
+            )
+            for rank, words in enumerate(plan["ranks"])
+        ]
+
+    def look(self) -> bool | None:
+        """Whether it went well; None while it runs. One that hangs on purpose does in any case."""
+        codes = [process.poll() for process in self.ranks]
+        hangs = self._plan["end_after_s"]
+        if hangs is None and any(codes):
+            return False
+        if all(code is not None for code in codes):
+            return True
+        now = time.monotonic()
+        if self._began is None and self._started.exists():
+            self._began = now
+        if self._began is None:
+            return None
+        if hangs is not None and now - self._began >= hangs:
+            self.end()
+            return True
+        if self._plan["stop_every_s"]:
+            self._stop(now)
+        return None
+
+    def _stop(self, now: float) -> None:
+        every_s = self._plan["stop_every_s"]
+        if self._next_stop is None:
+            self._next_stop = now + every_s
+        if now >= self._next_stop:
+            _pause(self.ranks[self._plan["late"]], self._plan["stop_s"])
+            self._next_stop = time.monotonic() + every_s
+
+    def end(self) -> None:
+        """Ends what runs: politely, so that the ranks leave their marks, then not."""
+        for process in self.ranks:
+            if process.poll() is None:
+                process.terminate()
+        end = time.monotonic() + _END_S
+        while any(process.poll() is None for process in self.ranks) and time.monotonic() < end:
             time.sleep(POLL_S)
-            if not every_s or not started.exists():
-                continue
-            now = time.monotonic()
-            next_stop = now + every_s if next_stop is None else next_stop
-            if now >= next_stop:
-                _pause(ranks[-1], stop_s)
-                next_stop = time.monotonic() + every_s
-        return 1 if any(process.returncode for process in ranks) else 0
-    finally:
-        for process in ranks:
+        for process in self.ranks:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def main() -> int:
+    """The first failure of a rank is its job's, and that of a job is everybody's."""
+    plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    jobs: list[Job] = []
+    try:
+        for each in plan["jobs"]:  # one by one: those that began are ended if another cannot
+            jobs += [Job(each)]
+        running = list(jobs)
+        while running:
+            told = {job: job.look() for job in running}
+            if False in told.values():
+                return 1
+            running = [job for job in running if told[job] is None]
+            time.sleep(POLL_S)
+        return 0
+    finally:
+        for job in jobs:
+            job.end()
 
 
 def _pause(process: subprocess.Popen[bytes], seconds: float) -> None:

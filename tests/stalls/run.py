@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stalls import rank_truth
 from stalls.inject import busy_cpu_s, problem
 from stalls.job import Ran, run_job
 from stalls.scenario import Scenario, kinds, load
-from stalls.truth import account, length_s, windows
+from stalls.truth import Own, account, length_s, own, windows
 
 TESTS = Path(__file__).parents[1]
 BASELINE_S = 4.0
@@ -52,7 +53,6 @@ def run(scenario: Scenario, options: Options) -> dict[str, Any]:
             *(sys.executable, str(TESTS / "agent_cli.py"), "record"),
             *("-o", str(options.folder / "recording")),
             *(() if options.probe else ("--no-probe",)),
-            "--",
         )
         busy_s, ours_s = busy_cpu_s(), _children_cpu_s()
         ran = run_job(scenario.setup, work / "stalled", options.seconds or scenario.seconds, record)
@@ -66,18 +66,23 @@ def _truth(
     scenario: Scenario, options: Options, calm: Ran | None, ran: Ran, foreign_s: float
 ) -> dict[str, Any]:
     accounts, baseline = [], []
-    for rank, one in enumerate(ran.runs):
-        own_s = 0.0
+    owns = [Own() for _ in ran.runs]
+    if calm is not None:
+        owns = _owns(scenario, calm)
+    for gpu, one in enumerate(ran.runs):
         if calm is not None:
-            edges = calm.runs[rank].training
-            steps = calm.runs[rank].steps(*edges)
-            idle_s = length_s(calm.runs[rank].idle(*edges))
-            own_s = idle_s / steps
+            edges = calm.runs[gpu].training
+            steps = calm.runs[gpu].steps(*edges)
             wall_s = (edges[1] - edges[0]) / 1e9
+            idle_s = length_s(calm.runs[gpu].idle(*edges))
             baseline.append({"steps": steps, "wall_s": wall_s, "idle_s": idle_s})
         for name, edges in windows(scenario, one, ran.half_ns).items():
-            told = account(scenario, one, name, edges, own_s)
-            accounts.append({**told, "rank": rank, "uuid": ran.uuids[rank]})
+            told = account(scenario, one, name, edges, owns[gpu])
+            accounts.append({**told, "rank": gpu, "uuid": ran.uuids[gpu]})
+    waited = None
+    if scenario.setup.ranks > 1 and scenario.window == "training":
+        scored = [(one["begin_ns"], one["end_ns"]) for one in accounts]
+        waited = rank_truth.roots(scenario, ran.runs, owns, scored)
     return {
         "kind": scenario.kind,
         "strength": scenario.strength,
@@ -90,9 +95,23 @@ def _truth(
         "machine": {"cpus": os.cpu_count(), "kernel": ".".join(platform.release().split(".")[:2])},
         "baseline": baseline or None,
         "windows": accounts,
+        "roots": waited,
         "workers": [one.marks["workers"] for one in ran.runs],
         "foreign_cpu_s": foreign_s,
     }
+
+
+def _owns(scenario: Scenario, calm: Ran) -> list[Own]:
+    """What each rank of the counterfactual has by itself."""
+    found = []
+    for run in calm.runs:
+        matrix = rank_truth.waits(run, run.training)
+        waited_s = sum(seconds for (gpu, _), seconds in matrix.items() if gpu == run.gpu)
+        if scenario.setup.style == "pipeline":
+            parts = run.truth.split(gpu=run.gpu, begin_ns=run.training[0], end_ns=run.training[1])
+            waited_s = parts.waiting_ns / 1e9
+        found.append(own(run, waited_s))
+    return found
 
 
 def end_on_sigterm() -> None:

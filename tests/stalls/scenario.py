@@ -18,7 +18,9 @@ import yaml
 FOLDER = Path(__file__).parent
 Place = Literal["cached", "device", "fuse"]
 Sync = Literal["step", "lag", "free"]
-Style = Literal["ddp", "fsdp", "pipeline"]
+Style = Literal["ddp", "overlapped", "fsdp", "pipeline"]
+Schedule = Literal["gpipe", "1f1b"]
+Hang = Literal["stuck", "ended"]
 Loader = Literal["torch", "threads"]
 Reader = Literal["read", "mapped", "http"]
 Role = Literal["stall", "mixture", "confuser", "control"]
@@ -34,6 +36,9 @@ class Setup:
     past the cache, `fuse` a file system that answers after `delays`. `reader`: read(), pages of a
     mapping, or an object server that answers after `delays["get"]`. `decode_threads` share the
     decoding of a sample, while their process's main thread waits for them.
+    Styles: collectives at the end of a step (ddp), or beside the backward pass in as many buckets
+    as `kernels` (overlapped), or around each layer's parameters (fsdp); or one stage a rank
+    (pipeline).
     """
 
     loader: Loader = "torch"
@@ -48,6 +53,7 @@ class Setup:
     step_ms: float = 40.0
     kernels: int = 8
     kernel: str = "gemm"  # see vgpu.device.kinds
+    mixed_ms: float = 0.0  # of a matrix product, beside `kernels` of that kind
     decode_ms: float = 0.0  # CPU per sample, in the worker
     decode_threads: int = 0
     collate_ms: float = 0.0  # CPU per batch, where the batch is put together
@@ -82,15 +88,46 @@ class Setup:
     ranks: int = 1
     style: Style = "ddp"
     comm_ms: float = 0.0  # of each collective, send or receive
-    late: Mapping[str, Any] = field(default_factory=dict)  # what is different for the last rank
+    link_bytes_per_s: int = 0  # each rank has a link of its own, and collectives go over it
+    comm_bytes: int = 0  # of each collective over links
+    batches: int = 4  # micro-batches of a pipeline's step
+    schedule: Schedule = "gpipe"
+    late: Mapping[str, Any] = field(default_factory=dict)  # what is different for one rank
+    late_rank: int = -1  # which one that is; the last
+    turns_every: int = 0  # ranks have `turns_ms` more kernels, in turns of so many steps
+    turns_ms: float = 0.0
+    evaluate_every: int = 0  # steps between evaluations of `evaluate_ms` without the others
+    evaluate_ms: float = 0.0
+    hang_after_s: float = 0.0  # then it comes to no collective any more; the job is ended after
+    hang_s: float = 0.0  # so long
+    hang: Hang = "stuck"
+    nodes: bool = False  # each rank is on a node of its own, with a recorder of its own
+    beside: Mapping[str, Any] = field(default_factory=dict)  # another job on the node: its setup
     stop_every_s: float = 0.0  # SIGSTOP for `stop_s`, then SIGCONT
     stop_s: float = 0.0
 
     def of_rank(self, rank: int) -> Setup:
         """The setup of one rank."""
-        if self.ranks == 1 or rank < self.ranks - 1:
+        if self.ranks == 1 or rank != self.late_one:
             return self
         return dataclasses.replace(self, **self.late)
+
+    @property
+    def late_one(self) -> int:
+        """The rank that the stall is injected into."""
+        return self.late_rank % self.ranks
+
+    @property
+    def jobs(self) -> tuple[Setup, ...]:
+        """The setups of all jobs on the node, this one first."""
+        if not self.beside:
+            return (self,)
+        return (self, dataclasses.replace(self, beside={}, late={}, **self.beside))
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs that all jobs together have: one a rank."""
+        return sum(job.ranks for job in self.jobs)
 
     @property
     def places(self) -> frozenset[Place]:
@@ -104,12 +141,14 @@ class Scenario:
     """A kind at one strength.
 
     `causes`: what the stall is to be charged to, with shares for a mixture of known parts; empty
-    where nobody is to be blamed. `victims`: the same for the ranks that wait for the injected one,
-    which is the last. `by_workers`: the shares are what the workers' own stopwatches
+    where nobody is to be blamed. `victims`: the same for the ranks that wait for the injected one.
+    `root`: the cause that their waiting arose from, by default the one of `causes`; `root_of_all`:
+    whichever rank they wait for. `by_workers`: the shares are what the workers' own stopwatches
     say. `by_phases`: causes by what the main thread was at, by its own stopwatch, "" for anything
     else; for stretches that have no counterfactual. `by_waiting`: the cause of the seconds in which
-    only kernels ran that polled a peer. `allowed`: causes that are not wrong either,
-    such as a pause that is truly one.
+    only kernels ran that polled a peer; `by_spinning`: the same where they may have moved data too.
+    Both go with `causes`, which are then of what the GPU stood empty for. `allowed`: causes that
+    are not wrong either, such as a pause that is truly one.
     """
 
     kind: str
@@ -122,6 +161,9 @@ class Scenario:
     by_workers: bool
     by_phases: Mapping[str, str]
     by_waiting: str | None
+    by_spinning: str | None
+    root: tuple[str, ...]
+    root_of_all: bool
     window: Literal["training", "before", "halves"]
     allowed: tuple[str, ...]
     seconds: float
@@ -161,6 +203,9 @@ def load(kind: str, strength: str) -> Scenario:
         by_workers=bool(text.get("by_workers", False)),
         by_phases=text.get("by_phases", {}),
         by_waiting=text.get("by_waiting"),
+        by_spinning=text.get("by_spinning"),
+        root=tuple(text.get("root", [str(cause) for cause in causes])),
+        root_of_all=bool(text.get("root_of_all", False)),
         window=_one_of(kind, text.get("window", "training"), ("training", "before", "halves")),
         allowed=tuple(text.get("allowed", ())),
         seconds=float(text.get("seconds", 15.0)),
@@ -178,6 +223,9 @@ _KEYS = {
     "victims",
     "by_phases",
     "by_waiting",
+    "by_spinning",
+    "root",
+    "root_of_all",
     "window",
     "allowed",
     "seconds",

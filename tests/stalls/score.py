@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stalls.bars import bars, limit
+from stalls.root_score import RootScore, diagnosis, load_truth, score_roots
 from whyidle.store import Recording
 from whyidle_rules.recording.engine import evaluate
 from whyidle_rules.rule import Rule
@@ -166,15 +167,22 @@ def charge(
         if recording.damaged:
             raise RuntimeError(f"{folder}: damaged: {recording.damaged[0]}")
         evaluate(recording.con, rules)
+        charged = _CHARGED.format(key=_key(recording))
         return [
             {
                 (cause, subcause): ns / 1e9
                 for cause, subcause, ns in recording.con.execute(
-                    _CHARGED, [stretch[name] for name in ("rank", "begin_ns", "end_ns")]
+                    charged, [stretch[name] for name in ("rank", "begin_ns", "end_ns")]
                 ).fetchall()
             }
             for stretch in stretches
         ]
+
+
+def _key(recording: Recording) -> str:
+    """What tells GPUs apart: their number on the node; of several nodes, the rank."""
+    row = recording.con.execute("SELECT count(DISTINCT node) FROM gpu_activity").fetchone()
+    return "rank" if row and row[0] > 1 else "gpu"
 
 
 _CHARGED = f"""
@@ -182,7 +190,7 @@ _CHARGED = f"""
         SELECT window_id, cause, subcause, ns FROM grants
         UNION ALL SELECT window_id, '{UNATTRIBUTED}', subcause, ns FROM leftovers
     ) JOIN evidence USING (window_id)
-    WHERE gpu = $1 AND (t0_ns + t1_ns) // 2 >= $2 AND (t0_ns + t1_ns) // 2 < $3
+    WHERE {{key}} = $1 AND (t0_ns + t1_ns) // 2 >= $2 AND (t0_ns + t1_ns) // 2 < $3
     GROUP BY ALL
 """
 
@@ -214,3 +222,16 @@ def score_fixture(fixture: Path, rules: Sequence[Rule]) -> list[Score]:
 def fixtures(folder: Path) -> list[Path]:
     """All fixtures of a folder, by name."""
     return sorted(path.parent for path in folder.glob("*/truth.json"))
+
+
+def score_roots_of(fixture: Path, rules: Sequence[Rule]) -> list[RootScore]:
+    """Where the waiting of a fixture's ranks arose, with the probe (if it was on) and without."""
+    truth = load_truth(fixture)
+    if not truth.get("roots"):
+        return []
+    recording, scores = fixture / "recording", []
+    if truth["probe"]:
+        scores.append(score_roots(truth, diagnosis(recording, rules, truth), probe=True))
+    with without_probe(recording) as copy:
+        scores.append(score_roots(truth, diagnosis(copy, rules, truth), probe=False))
+    return scores

@@ -16,6 +16,7 @@ import json
 import mmap
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -26,7 +27,9 @@ from typing import Any
 import whyidle_probe
 from stalls.marks import Marks, WorkerMarks
 from stalls.scenario import Setup
-from vgpu.client import Event, Group, VirtualGpu, connect
+from stalls.steps import Step
+from vgpu.client import Event, VirtualGpu, connect
+from vgpu.network import Proxy
 
 torch: Any = importlib.import_module("torch")  # optional for the rest of the tests
 BATCH_BYTES = 1 << 20
@@ -135,56 +138,23 @@ class Threads:
             yield ready.get()
 
 
-def launch(setup: Setup, gpu: VirtualGpu, world: Group) -> None:
-    """A step's kernels and collectives, but for the optimizer: forward, then backward."""
-    ms = setup.step_ms * 0.9 / setup.kernels
-    if setup.style == "pipeline":
-        _stage(setup, gpu, world, ms)
-        return
-    for index in range(setup.kernels):
-        if setup.style == "fsdp":  # parameters come on a stream of their own, ahead of their use
-            gpu.all_gather(setup.comm_ms, world, stream=1)
-            gpu.wait(gpu.event(1))
-        gpu.launch(ms, kind=setup.kernel)
-        if setup.style == "fsdp" and index >= setup.kernels // 2:
-            gpu.wait(gpu.event(), stream=1)
-            gpu.reduce_scatter(setup.comm_ms, world, stream=1)
-    if setup.style == "fsdp":
-        gpu.wait(gpu.event(1))
-    elif world.size > 1:
-        gpu.all_reduce(setup.comm_ms, world)
-
-
-def _stage(setup: Setup, gpu: VirtualGpu, world: Group, ms: float) -> None:
-    """One of two stages; every micro-batch goes forward, then all come back (as GPipe does)."""
-    halves = setup.kernels // 2
-    for _ in range(halves):
-        if world.rank == 1:
-            gpu.recv(setup.comm_ms, world, 0)
-        gpu.launch(ms, kind=setup.kernel)
-        if world.rank == 0:
-            gpu.send(setup.comm_ms, world, 1)
-    for _ in range(halves):
-        if world.rank == 0:
-            gpu.recv(setup.comm_ms, world, 1)
-        gpu.launch(ms, kind=setup.kernel)
-        if world.rank == 1:
-            gpu.send(setup.comm_ms, world, 0)
-
-
 class Trainer:
     """The job: its model, its GPU, its stopwatches."""
 
-    def __init__(self, setup: Setup, out: Path) -> None:
-        self.setup, self.out, self.marks, self.workers = setup, out, Marks(), WorkerMarks()
-        self.gpu: VirtualGpu = connect(memory_bytes=1 << 30)
+    def __init__(self, setup: Setup, told: dict[str, Any]) -> None:
+        self.setup, self.out = setup, Path(told["out"])
+        self.marks, self.workers = Marks(), WorkerMarks()
+        self.gpu: VirtualGpu = connect(told["gpu"], memory_bytes=1 << 30)
         self.model = torch.nn.Sequential(
             torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1)
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
-        self.world = self.gpu.group("world", self.rank, self.size)
+        world = self.gpu.group(told["group"], self.rank, self.size)
+        if told["ring"]:
+            Proxy(world, [(host, port) for host, port in told["ring"]])
+        self.launch = Step(setup, self.gpu, world).launch
         self.held: list[list[int]] = []
         self._events: list[Event] = []
         self._count = 0
@@ -215,7 +185,8 @@ class Trainer:
     def begin(self, folder: Path) -> None:
         """What a job does before its first step."""
         if self.setup.style == "pipeline":  # a schedule of its own: torch's tells by itself
-            whyidle_probe.pipeline(self.rank, self.size, self.setup.kernels // 2, "gpipe")
+            setup = self.setup
+            whyidle_probe.pipeline(self.rank, self.size, setup.batches, setup.schedule)
         if self.setup.list_files:
             with self.marks.phase("list"):
                 for index in range(self.setup.list_files):
@@ -240,7 +211,10 @@ class Trainer:
                     end_ns = time.monotonic_ns() + int(seconds * 1e9)
                     if self.rank == 0:
                         started.touch()
+                    hang_ns = end_ns + int((self.setup.hang_after_s - seconds) * 1e9)
                 self.every_so_often()
+                if self.setup.hang_after_s and time.monotonic_ns() >= hang_ns:
+                    return
                 if self.rank == 0 and time.monotonic_ns() >= end_ns and not stop.exists():
                     # No rank is further ahead than the steps that are not waited for yet.
                     last = self._count + (2 * max(AHEAD.values()) if self.size > 1 else 0)
@@ -255,7 +229,7 @@ class Trainer:
         setup, gpu = self.setup, self.gpu
         self.marks.launches.append(time.monotonic_ns())
         gpu.copy(BATCH_BYTES)
-        launch(setup, gpu, self.world)
+        self.launch(self._count)
         with self.marks.phase("compute"):
             self.optimizer.zero_grad()
             loss = self.model(batch).square().mean()
@@ -277,6 +251,11 @@ class Trainer:
             state = {"step": count, "weights": torch.zeros(setup.checkpoint_bytes // 4)}
             with self.marks.phase("checkpoint"):
                 torch.save(state, self.out / f"{count}.pt")
+        if setup.evaluate_every and count % setup.evaluate_every == 0:
+            with self.marks.phase("evaluation"), whyidle_probe.phase("evaluation"):
+                for _ in range(10):
+                    self.gpu.launch(setup.evaluate_ms / 10, kind=setup.kernel)
+                self.gpu.synchronize()
         if setup.gc_every and count % setup.gc_every == 0:
             with self.marks.phase("gc"):
                 gc.collect()
@@ -298,10 +277,24 @@ def main() -> None:
     torch.manual_seed(1)
     if setup.gc_every:
         gc.disable()  # as trainers do that choose the moment themselves
-    trainer = Trainer(setup, Path(told["out"]))
-    trainer.begin(Path(told["data"]))
-    trainer.train(Path(told["data"]), told["seconds"], Path(told["started"]), Path(told["stop"]))
-    trainer.marks.write(Path(told["marks"]), trainer.workers)
+    trainer = Trainer(setup, told)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        trainer.begin(Path(told["data"]))
+        trainer.train(
+            Path(told["data"]), told["seconds"], Path(told["started"]), Path(told["stop"])
+        )
+    finally:
+        trainer.marks.write(Path(told["marks"]), trainer.workers)
+    if setup.hang_after_s:
+        hang(setup)
+
+
+def hang(setup: Setup) -> None:
+    """Comes to no collective any more: gone without a word, or stuck behind a lock for ever."""
+    if setup.hang == "ended":
+        os._exit(1)
+    threading.Event().wait()
 
 
 if __name__ == "__main__":

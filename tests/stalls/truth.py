@@ -25,12 +25,17 @@ WARM_STEPS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A rank that ran: its GPU's account and the trainer's own stopwatches."""
+    """A rank that ran: its GPU's account and the trainer's own stopwatches.
+
+    `gpus`: those of its job, by rank; `late`: the one whose rank a stall is injected into, None in
+    a job that none is injected into.
+    """
 
     truth: Truth
     marks: dict[str, Any]
-    rank: int
-    ranks: int
+    gpu: int
+    gpus: tuple[int, ...]
+    late: int | None
 
     @property
     def training(self) -> tuple[int, int]:
@@ -38,7 +43,7 @@ class Run:
         launches = self.marks["launches"]
         if len(launches) <= 2 * WARM_STEPS:
             raise RuntimeError(f"only {len(launches)} steps in all: too few for a truth")
-        return int(launches[WARM_STEPS]), int(self.truth.computing(self.rank)[:, 1].max())
+        return int(launches[WARM_STEPS]), int(self.truth.computing(self.gpu)[:, 1].max())
 
     def steps(self, begin_ns: int, end_ns: int) -> int:
         """Steps that began inside."""
@@ -48,16 +53,28 @@ class Run:
     @property
     def begin_ns(self) -> int:
         """When it began to use its GPU."""
-        return min(who.begin_ns for who in self.truth.processes if who.gpu == self.rank)
+        return min(who.begin_ns for who in self.truth.processes if who.gpu == self.gpu)
 
     @property
     def injected(self) -> bool:
-        """Whether the stall is injected into this rank: of several, it is the last one."""
-        return self.rank == self.ranks - 1
+        """Whether the stall is injected into this rank."""
+        return self.gpu == self.late
+
+    @property
+    def aside(self) -> bool:
+        """Whether it is of another job than the one with the stall."""
+        return self.late is None
+
+    @property
+    def hung_ns(self) -> int:
+        """When ranks that waited in vain for the injected one were ended."""
+        waiting = [who for who in self.truth.processes if who.gpu in self.gpus]
+        ends = [who.end_ns for who in waiting if who.gpu != self.late]
+        return min(end or self.truth.horizon_ns for end in ends)
 
     def idle(self, begin_ns: int, end_ns: int) -> Spans:
         """When the GPU ran no kernel that computes."""
-        return idle_spans(self.truth.computing(self.rank), begin_ns, end_ns)
+        return idle_spans(self.truth.computing(self.gpu), begin_ns, end_ns)
 
     def idle_in_phases(self, begin_ns: int, end_ns: int) -> dict[str, float]:
         """Idle seconds by what the main thread was at, by its own stopwatch; "" for the rest."""
@@ -108,30 +125,60 @@ def windows(scenario: Scenario, run: Run, half_ns: int | None) -> dict[str, tupl
         assert half_ns is not None
         # What lies in queues still feeds some steps: a second between them belongs to neither.
         return {"calm": (begin_ns, half_ns), "stalled": (half_ns + 1_000_000_000, end_ns)}
+    if scenario.setup.hang_after_s:
+        return {"training": (begin_ns, run.hung_ns)}
     return {"training": (begin_ns, end_ns)}
 
 
-def account(
-    scenario: Scenario, run: Run, name: str, edges: tuple[int, int], own_s: float
-) -> dict[str, Any]:
-    """One stretch: seconds of wall, idle and stall, and the causes that the stall is due to.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What a rank of the counterfactual has of it by itself, seconds a step.
 
-    `own_s`: what the counterfactual idles at a step.
+    `idle_s` in all, `empty_s` without any kernel, `waiting_s` for a rank of its job.
     """
+
+    idle_s: float = 0.0
+    empty_s: float = 0.0
+    waiting_s: float = 0.0
+
+
+def own(calm: Run, waited_s: float) -> Own:
+    """What a rank of the counterfactual has; `waited_s`: in all, for others of its job."""
+    edges = calm.training
+    steps = calm.steps(*edges)
+    split = _split(calm, *edges)
+    return Own(
+        idle_s=length_s(calm.idle(*edges)) / steps,
+        empty_s=(split["nothing"] + split["copying"]) / steps,
+        waiting_s=waited_s / steps,
+    )
+
+
+def account(
+    scenario: Scenario, run: Run, name: str, edges: tuple[int, int], own: Own
+) -> dict[str, Any]:
+    """One stretch: seconds of wall, idle and stall, and the causes that the stall is due to."""
     begin_ns, end_ns = edges
     steps = run.steps(begin_ns, end_ns)
     idle_s = length_s(run.idle(begin_ns, end_ns))
     host_s = run.idle_in_phases(begin_ns, end_ns)
+    split = _split(run, begin_ns, end_ns)
     causes: dict[str, float] = {}
-    if scenario.by_phases:
+    if run.aside:
+        pass  # whatever happens to the job beside it, this one is well
+    elif scenario.by_phases:
         other = scenario.by_phases[""]
         for phase, seconds in host_s.items():
             cause = scenario.by_phases.get(phase, other)
             causes[cause] = causes.get(cause, 0.0) + seconds
-    elif scenario.by_waiting is not None:
-        causes = {scenario.by_waiting: _split(run, begin_ns, end_ns)["waiting"]}
+    elif felt := scenario.by_waiting or scenario.by_spinning:
+        moved_s = split["transferring"] if scenario.by_spinning else 0.0
+        causes = {felt: split["waiting"] + moved_s}
+        if run.injected and scenario.causes:
+            empty_s = max(0.0, split["nothing"] + split["copying"] - steps * own.empty_s)
+            causes |= {cause: empty_s * share for cause, share in scenario.causes.items()}
     elif scenario.baseline is not None and name != "calm":
-        stall_s = max(0.0, idle_s - steps * own_s)
+        stall_s = max(0.0, idle_s - steps * own.idle_s)
         causes = {cause: stall_s * share for cause, share in _shares(scenario, run).items()}
     return {
         "name": name,
@@ -143,13 +190,13 @@ def account(
         "stall_s": sum(causes.values()),
         "causes": causes,
         "host_s": host_s,
-        "split_s": _split(run, begin_ns, end_ns),
+        "split_s": split,
     }
 
 
 def _split(run: Run, begin_ns: int, end_ns: int) -> dict[str, float]:
     """The GPU's own parts: what only its timeline knows."""
-    parts = run.truth.split(gpu=run.rank, begin_ns=begin_ns, end_ns=end_ns)
+    parts = run.truth.split(gpu=run.gpu, begin_ns=begin_ns, end_ns=end_ns)
     return {
         "working": parts.working_ns / 1e9,
         "transferring": parts.transferring_ns / 1e9,
@@ -170,7 +217,8 @@ def _shares(scenario: Scenario, run: Run) -> dict[str, float]:
     return {"storage": read_s / both, "cpu_preprocessing": decode_s / both}
 
 
-def load_run(folder: Path, rank: int, ranks: int) -> Run:
+def load_run(folder: Path, gpu: int, gpus: tuple[int, ...], late: int | None) -> Run:
     """What a node and a trainer left in a folder."""
-    marks = json.loads((folder / f"marks-{rank}.json").read_text(encoding="utf-8"))
-    return Run(truth=Truth.load(folder / "truth"), marks=marks, rank=rank, ranks=ranks)
+    marks = json.loads((folder / f"marks-{gpu}.json").read_text(encoding="utf-8"))
+    truth = Truth.load(folder / "truth")
+    return Run(truth=truth, marks=marks, gpu=gpu, gpus=gpus, late=late)

@@ -4,10 +4,10 @@
     proxy = Proxy(group, [("10.0.0.1", 5000), ("10.0.0.2", 5000)])    # one address a rank, in order
     gpu.all_reduce(None, group, size_bytes=25 << 20)                  # as long as the bytes take
 
-As with NCCL: the kernel polls until all ranks have come; then a thread of each process sends a part
-to the next rank and receives one from the rank before, round by round, and the kernel ends with the
-last. So links, sockets and interface counters see what they would of a real job, and a slow or lossy
-link makes the collective slow for all. A proxy whose neighbour is gone stops: the others hang.
+As with NCCL: the kernel polls until all ranks have come; then a thread of each process sends a
+part to the next rank and receives one from the rank before, round by round, and the kernel ends
+with the last. So links, sockets and interface counters see what they would of a real job, and a
+slow link makes the collective slow for all. A proxy whose neighbour is gone stops: all others hang.
 """
 
 from __future__ import annotations

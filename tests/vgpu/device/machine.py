@@ -184,9 +184,7 @@ class Machine:
             )
         )
 
-    def _hand_over(
-        self, lane: Lane, held: Held, group: Group, rank: int, ready_ns: int
-    ) -> None:
+    def _hand_over(self, lane: Lane, held: Held, group: Group, rank: int, ready_ns: int) -> None:
         """Leaves a collective's data to the rank's proxy: its kernel stays until that is done."""
         sms = self.devices[lane.context.gpu].multiprocessors
         assert held.sequence is not None

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from vgpu.device.desk import QUESTIONS, Client, Message, new_context
@@ -37,24 +38,28 @@ _NS_PER_S = 1e9
 
 
 class Node:
-    """The GPUs of a state file, served at a socket."""
+    """The GPUs of state files, one after the other, served at a socket.
 
-    def __init__(self, state: StateFile, listener: socket.socket, truth: Path) -> None:
+    Several files are several machines to readers of NVML, and one to those who use the GPUs.
+    """
+
+    def __init__(self, states: Sequence[StateFile], listener: socket.socket, truth: Path) -> None:
         now_ns = time.monotonic_ns()
         self._listener, self._truth = listener, truth
         self._activities = Activities()
+        gpus = [gpu for state in states for gpu in state.gpus]
         devices = [
             Device(
                 slot=gpu.slot,
                 multiprocessors=gpu.multiprocessors,
                 pcie_generation=gpu.pcie_generation,
             )
-            for gpu in state.gpus
+            for gpu in gpus
         ]
         self._machine = Machine(devices, self._activities)
         self._publishers = [
             Publisher(gpu, device, self._activities, now_ns)
-            for gpu, device in zip(state.gpus, devices, strict=True)
+            for gpu, device in zip(gpus, devices, strict=True)
         ]
         self._ledger = Ledger()
         self._clients: dict[int, Client] = {}  # by both of their descriptors
@@ -286,13 +291,13 @@ def _wake_on_signals() -> socket.socket:
 def main() -> None:
     """The process."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--state", type=Path, required=True, action="append")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--truth", type=Path, required=True)
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     with _listen(options.socket) as listener, _wake_on_signals() as signals:
-        node = Node(StateFile(options.state), listener, options.truth)
+        node = Node([StateFile(path) for path in options.state], listener, options.truth)
         node.stop_on(signals.fileno())
         node.stop_on(sys.stdin.fileno())
         # What is made per launch has no cycles: counting references is enough, without pauses.

@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +29,24 @@ _STOP_TIMEOUT_S = 20.0
 class VirtualNode:
     """A node that runs. `env`: what a trainer or a reader of NVML needs to see it.
 
-    `truth_path`: where the whole truth lies once the node has ended.
+    `truth_path`: where the whole truth lies once the node has ended. Of several machines `standins`
+    and `envs` have one each; `standin` and `env` are the first one's.
     """
 
-    standin: Standin
+    standins: tuple[Standin, ...]
     pid: int
-    env: dict[str, str]
+    envs: tuple[dict[str, str], ...]
     truth_path: Path
+
+    @property
+    def standin(self) -> Standin:
+        """The (first) machine as NVML has it."""
+        return self.standins[0]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment on the (first) machine."""
+        return self.envs[0]
 
     def truth(self) -> Truth:
         """What has happened up to now, exactly."""
@@ -52,22 +63,37 @@ class VirtualNode:
 
 @contextmanager
 def virtual_gpus(
-    folder: Path, *, gpus: int = 8, profile: Callable[[int], GpuSpec] = h100
+    folder: Path, *, gpus: int = 8, profile: Callable[[int], GpuSpec] = h100, machines: int = 1
 ) -> Iterator[VirtualNode]:
     """A node of `gpus` virtual GPUs, its files in `folder`.
 
+    They may be shared out among `machines`, evenly and in order: each has an NVML of its own, and
+    collectives go from one to the other.
     Raises Unavailable where the stand-in library cannot be built. At the end the node writes
     `folder/truth`.
     """
     # A socket's path is limited to 107 bytes; the test's folder may be deeper.
     private = Path(tempfile.mkdtemp(prefix="vgpu-"))
     try:
-        with standin(folder, gpus=gpus, profile=profile) as lower:
+        with ExitStack() as stack:
+            each, lower = gpus // machines, []
+            for machine in range(machines):
+                own = folder if machines == 1 else folder / f"machine-{machine}"
+                own.mkdir(exist_ok=True)
+                specs = [profile(machine * each + place) for place in range(each)]
+                lower.append(
+                    stack.enter_context(standin(own, gpus=each, profile=specs.__getitem__))
+                )
             address, truth_path = private / "socket", folder / "truth"
             process = _start(lower, address, truth_path)
             try:
-                env = {**lower.env, ENVIRONMENT: str(address), "PYTHONPATH": _python_path()}
-                yield VirtualNode(standin=lower, pid=process.pid, env=env, truth_path=truth_path)
+                more = {ENVIRONMENT: str(address), "PYTHONPATH": _python_path()}
+                yield VirtualNode(
+                    standins=tuple(lower),
+                    pid=process.pid,
+                    envs=tuple({**one.env, **more} for one in lower),
+                    truth_path=truth_path,
+                )
             finally:
                 _stop(process)
     finally:
@@ -78,9 +104,10 @@ def _python_path() -> str:
     return os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _start(lower: Standin, address: Path, truth_path: Path) -> subprocess.Popen[bytes]:
-    arguments = {"state": lower.state.path, "socket": address, "truth": truth_path}
-    options = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
+def _start(lower: Sequence[Standin], address: Path, truth_path: Path) -> subprocess.Popen[bytes]:
+    arguments = [("state", one.state.path) for one in lower]
+    arguments += [("socket", address), ("truth", truth_path)]
+    options = [part for name, value in arguments for part in (f"--{name}", str(value))]
     process = subprocess.Popen(
         [sys.executable, "-m", "vgpu.device.node", *options],
         stdin=subprocess.PIPE,
