@@ -59,16 +59,16 @@ def uuid_of(rank: int) -> str:
 def rank_rows(
     rank: int,
     second: Second,
-    *,
+    *then: Second,
     world: int = 2,
     seconds: int = SECONDS,
     nvlink_bytes: int | None = None,
 ) -> list[Row]:
-    """Return a rank that does the same in every second, and says which rank it is."""
+    """Return a rank that does one thing after the other, a second each, and says its rank."""
     uuid = uuid_of(rank)
     made = [gpu(uuid, rank, name="H100")]
     for number in range(seconds):
-        for place, (busy, sm) in enumerate(second):
+        for place, (busy, sm) in enumerate((second, *then)[number % (1 + len(then))]):
             made += windows(
                 [busy],
                 uuid=uuid,
@@ -130,6 +130,41 @@ def test_a_rank_that_polls_while_the_other_is_empty_waits_for_it(rules: Sequence
     assert {(row.root.where, row.root.rank) for row in waits} == {("rank", 1)}
     assert found.gpus[0].waited_for == {"1": pytest.approx(SECONDS * (polled - 0.025), rel=0.01)}
     assert found.gpus[1].waited_for == {}
+
+
+def test_in_long_steps_a_rank_that_began_late_has_not_more_to_compute(
+    rules: Sequence[Rule],
+) -> None:
+    """It stands empty for the first half of six seconds; the other waits in the second half."""
+    empty, computes, polls = [EMPTY] * 8, [COMPUTES] * 8, [POLLS] * 8
+    late = rank_rows(1, empty, empty, empty, computes, computes, computes)
+    waiting = rank_rows(0, computes, computes, computes, polls, polls, polls)
+    found = diagnosed(job(waiting, late), rules)
+    roots: dict[str, float] = {}
+    for row in found.ledger:
+        if row.subcause == "late_rank":
+            assert row.root.rank == 1
+            roots[row.root.cause] = roots.get(row.root.cause, 0.0) + row.idle_s
+    assert sum(roots.values()) > 0.4 * SECONDS
+    assert roots.get("slow_compute", 0.0) < 0.05 * sum(roots.values()), roots
+
+
+def test_ranks_that_have_more_to_compute_in_turns_are_each_named_for_that(
+    rules: Sequence[Rule],
+) -> None:
+    longer, shorter = [COMPUTES] * 8, [COMPUTES] * 4 + [POLLS] * 4
+    first = rank_rows(0, longer, longer, longer, shorter, shorter, shorter)
+    second = rank_rows(1, shorter, shorter, shorter, longer, longer, longer)
+    found = diagnosed(job(first, second), rules)
+    roots: dict[tuple[int | None, str], float] = {}
+    for row in found.ledger:
+        if row.subcause == "late_rank":
+            who = (row.root.rank, row.root.cause)
+            roots[who] = roots.get(who, 0.0) + row.idle_s
+    whole = sum(roots.values())
+    assert whole > 0.3 * SECONDS
+    for rank in range(2):
+        assert roots[rank, "slow_compute"] > 0.45 * whole, roots
 
 
 def test_what_all_ranks_spend_at_once_is_transfer_as_far_as_bytes_went() -> None:

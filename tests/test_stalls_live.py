@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stalls.inject import problem
+from stalls.root_score import diagnosis, score_roots
 from stalls.run import Options, run
 from stalls.scenario import load
 from stalls.score import EDGE_S, charge, score
@@ -55,3 +56,22 @@ def test_live(tmp_path: Path, kind: str, strength: str) -> None:
     else:
         assert row.stall_s > 0.1 * row.wall_s
         assert row.right_share >= RIGHT, row.charged_s
+
+
+def test_live_nodes(tmp_path: Path) -> None:
+    """Three nodes over a real network, of which one waits for its disk: who, where, why."""
+    scenario = load("late_node", "medium")
+    if why := problem(scenario.setup):
+        pytest.skip(why)
+    header()
+    truth = run(scenario, Options(folder=tmp_path, seconds=8.0, baseline_s=BASELINE_S))
+    rules = load_rules((), site=tmp_path / "no-site")
+    found = diagnosis(tmp_path / "recording", rules, truth)
+    row = score_roots(truth, found, probe=True)
+    assert row.due_s > 0.1 * row.wall_s
+    assert row.rank_share is not None and row.rank_share >= 0.95, row.charged_s
+    assert row.cause_share is not None and row.cause_share >= RIGHT, row.charged_s
+    assert "waiting in collectives for rank 1 (node1)" in found.headline
+    assert "(storage)" in found.headline and "fixing it returns" in found.headline
+    (transport,) = {row.subcause for row in found.ledger if row.subcause.startswith("transfer")}
+    assert transport == "transfer_tcp"

@@ -27,7 +27,7 @@ from stalls.scenario import Scenario, kinds, load
 from stalls.truth import Own, account, length_s, own, windows
 
 TESTS = Path(__file__).parents[1]
-BASELINE_S = 4.0
+BASELINE_S, BASELINE_STEPS = 4.0, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ def run(scenario: Scenario, options: Options) -> dict[str, Any]:
         work = Path(name)
         calm = None
         if scenario.baseline is not None:
-            calm = run_job(scenario.baseline, work / "calm", options.baseline_s, ())
+            calm_s = max(options.baseline_s, BASELINE_STEPS * scenario.baseline.step_ms / 1000)
+            calm = run_job(scenario.baseline, work / "calm", calm_s, ())
         record = (
             *(sys.executable, str(TESTS / "agent_cli.py"), "record"),
             *("-o", str(options.folder / "recording")),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import duckdb
 import numpy as np
@@ -20,12 +21,19 @@ from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
 from whyidle_rules.recording import fabric
 from whyidle_rules.recording.columns import Columns
-from whyidle_rules.recording.jobs import Job, Waits
+from whyidle_rules.recording.jobs import SLOW, Cause, Job, Waits
 from whyidle_rules.recording.series import Array, Floats, Truths, numbered, runs
 from whyidle_rules.recording.windows import Gpu
 
-# How far back an excess may lie: a step starts with its data and ends with its collectives.
-BACK_BINS = 4
+# How far back an excess may lie, the nearest first: a step starts with its data and ends with its
+# collectives, and large models take half a minute for one.
+LOOK_BACK_BINS = (1, 2, 4, 8, 16, 32, 64)
+# What a rank did more explains what others waited for it if it is about as long.
+LEVEL_RATIO = 0.8
+# Where nothing does, two seconds are looked at: longer than most steps and stalls.
+USUAL_BINS = 4
+# How well a look back explains a wait.
+_NOT, _USUAL, _BY_ALL, _BY_EMPTY = range(4)
 # Collectives move bytes, in steps of seconds at most; after so long without any they hang.
 STUCK_S = 10.0
 STUCK_RATIO = 0.9
@@ -103,40 +111,88 @@ def _stuck(way: fabric.Fabric, own: Floats, gpu: Gpu) -> Truths:
 def roots(job: Job) -> dict[int, dict[tuple[int, str, str], float]]:
     """Return, by GPU, the weights of what its waits arose from: (GPU, cause, subcause).
 
-    To be called once the job's causes are filled in.
+    Each wait is split by what the late one had spent more since the two were level. Looked at from
+    too near, a rank that stood empty at the start of a long step has computed more: it does so
+    while the other waits at the step's end. So one looks back until what it stood empty for makes
+    up for the waiting; where nothing does, it had more to compute, and until that makes up for it,
+    and no further, since ranks may be late in turns. To be called once the job's causes are filled.
     """
-    return {number: _roots_of(job, row) for row, number in enumerate(job.members)}
+    waiting = [_waiting(job, row) for row in range(len(job.members))]
+    for bins in LOOK_BACK_BINS:
+        if all((each.told == _BY_EMPTY).all() for each in waiting):
+            break
+        sums = {cause: lately(values, bins) for cause, values in job.causes.items()}
+        for row, each in enumerate(waiting):
+            _look_back(each, row, bins, sums)
+    return {number: _weights(job, each) for number, each in zip(job.members, waiting, strict=True)}
 
 
-def _roots_of(job: Job, row: int) -> dict[tuple[int, str, str], float]:
-    """Split each wait of a member by what the late one had spent more, lately."""
-    weights: dict[tuple[int, str, str], float] = defaultdict(float)
+@dataclass(slots=True)
+class _Waiting:
+    """The bins in which a member waited: for whom, how long, what that one had spent more.
+
+    `waited` is of all bins, the others of those in `places`; `told`: how well that explains it.
+    """
+
+    waited: Floats
+    places: Ints
+    late: Ints
+    told: Ints
+    excess: dict[Cause, Floats]
+
+
+def _waiting(job: Job, row: int) -> _Waiting:
     waited = job.spin[row] * np.nan_to_num(job.wait[row])
-    sums = {cause: lately(values) for cause, values in job.causes.items()}
-    for place in np.flatnonzero((waited > 0) & (job.late >= 0)):
-        late = int(job.late[place])
-        if job.gone[place]:
-            continue
-        excess = {
-            cause: float(max(0.0, values[late, place] - values[row, place]))
-            for cause, values in sums.items()
-        }
-        whole = sum(excess.values())
-        if whole <= 0:
-            weights[job.members[late], UNATTRIBUTED, "unexplained"] += float(waited[place])
-            continue
-        for (cause, subcause), value in excess.items():
-            if value > 0:
-                share = float(waited[place]) * value / whole
-                weights[job.members[late], cause, subcause] += share
+    places = np.flatnonzero((waited > 0) & (job.late >= 0) & ~job.gone)
+    return _Waiting(
+        waited=waited,
+        places=places,
+        late=job.late[places],
+        told=np.full(len(places), _NOT),
+        excess={},
+    )
+
+
+def _look_back(each: _Waiting, row: int, bins: int, sums: Mapping[Cause, Floats]) -> None:
+    """Take the excess over so many bins where it explains the waiting better than nearer ones."""
+    here = {
+        cause: np.maximum(0.0, values[each.late, each.places] - values[row, each.places])
+        for cause, values in sums.items()
+    }
+    none = np.zeros(len(each.places))
+    empty = np.add.reduce([none, *(values for cause, values in here.items() if cause != SLOW)])
+    waits = LEVEL_RATIO * lately(each.waited[None, :], bins)[0][each.places]
+    told = np.full(len(each.places), _USUAL if bins == USUAL_BINS else _NOT)
+    told[empty + here.get(SLOW, none) >= waits] = _BY_ALL
+    told[empty >= waits] = _BY_EMPTY
+    better = told > each.told
+    for cause, values in here.items():
+        each.excess[cause] = np.where(better, values, each.excess.get(cause, none))
+    each.told = np.maximum(told, each.told)
+
+
+def _weights(job: Job, each: _Waiting) -> dict[tuple[int, str, str], float]:
+    weights: dict[tuple[int, str, str], float] = defaultdict(float)
+    waited = each.waited[each.places]
+    excess = each.excess.values()
+    whole = np.add.reduce(list(excess)) if excess else np.zeros(len(each.places))
+    parts = {
+        cause: waited * values / np.maximum(whole, 1e-12) * (whole > 0)
+        for cause, values in each.excess.items()
+    }
+    parts[UNATTRIBUTED, "unexplained"] = waited * (whole <= 0)
+    for (cause, subcause), seconds in parts.items():
+        for late in np.unique(each.late[seconds > 0]):
+            who = job.members[int(late)]
+            weights[who, cause, subcause] += float(seconds[each.late == late].sum())
     return dict(weights)
 
 
-def lately(values: Floats) -> Floats:
-    """Return for each bin the sum over it and those just before it."""
+def lately(values: Floats, bins: int) -> Floats:
+    """Return for each bin the sum over so many bins that end with it."""
     summed = np.cumsum(values, axis=1)
     before = np.zeros_like(summed)
-    before[:, BACK_BINS:] = summed[:, :-BACK_BINS]
+    before[:, bins:] = summed[:, :-bins]
     return np.asarray(summed - before)
 
 
