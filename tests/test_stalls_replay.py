@@ -18,6 +18,8 @@ from stalls.bars import bars, root_bars
 from stalls.root_score import RootScore
 from stalls.scenario import kinds, load
 from stalls.score import Score, fixtures, score_fixture, score_roots_of, stretch
+from whyidle.store import Recording
+from whyidle_rules.recording.engine import evaluate
 from whyidle_rules.rule import Rule
 from whyidle_rules.rule_load import load_rules
 
@@ -136,6 +138,21 @@ def test_the_counterfactual_agrees_with_the_trainers_own_stopwatches(fixture: Pa
             told_s = window["split_s"][part]
         if window["causes"]:
             assert window["stall_s"] == pytest.approx(told_s, rel=0.1, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "fixture", [path for path in ALL if path.name.startswith("inference-")], ids=lambda p: p.name
+)
+def test_a_single_rank_whose_kernels_fill_little_of_the_chip_does_not_spin(fixture: Path) -> None:
+    with Recording([fixture / "recording"]) as recording:
+        evaluate(recording.con, rules())
+        row = recording.con.execute(
+            "SELECT sum(spinning_s), sum(working_s), sum(d_s) FROM evidence"
+        ).fetchone()
+    assert row is not None
+    spinning_s, working_s, wall_s = row
+    assert spinning_s == 0.0
+    assert working_s > 0.5 * wall_s
 
 
 def test_fixtures_are_small_and_known() -> None:

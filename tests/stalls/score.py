@@ -25,7 +25,10 @@ from whyidle_rules.recording.engine import evaluate
 from whyidle_rules.rule import Rule
 
 UNATTRIBUTED = "unattributed"
-PROBE_TABLES = ("probe", "probe_event", "probe_info", "probe_loader")
+PROBE_TABLES = (
+    *("probe", "probe_event", "probe_info", "probe_loader"),
+    *("probe_call", "probe_group"),
+)
 # The engine's windows are 125 ms: at the edges of a stretch half of one is the other's.
 EDGE_S = 0.13
 
