@@ -21,6 +21,8 @@ from vgpu.device.truth import Truth
 Spans = npt.NDArray[np.int64]  # shape (n, 2): begin, end, in order, not overlapping
 # The first steps pay for caches that are cold and workers that start: so many, or fewer long ones.
 WARM_STEPS, WARM_NS = 5, 1_000_000_000
+# Less polling than this share of a stretch is no stall: jitter.
+LITTLE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,7 @@ def windows(scenario: Scenario, run: Run, half_ns: int | None) -> dict[str, tupl
         assert half_ns is not None
         # What lies in queues still feeds some steps: a second between them belongs to neither.
         return {"calm": (begin_ns, half_ns), "stalled": (half_ns + 1_000_000_000, end_ns)}
-    if scenario.setup.hang_after_s:
+    if scenario.setup.of_rank(scenario.setup.late_one).hang_after_s:
         return {"training": (begin_ns, run.hung_ns)}
     return {"training": (begin_ns, end_ns)}
 
@@ -175,7 +177,8 @@ def account(
             causes[cause] = causes.get(cause, 0.0) + seconds
     elif felt := scenario.by_waiting or scenario.by_spinning:
         moved_s = split["transferring"] if scenario.by_spinning else 0.0
-        causes = {felt: split["waiting"] + moved_s}
+        spun_s = split["waiting"] + moved_s
+        causes = {felt: spun_s} if spun_s > LITTLE * (end_ns - begin_ns) / 1e9 else {}
         if run.injected and scenario.causes:
             empty_s = max(0.0, split["nothing"] + split["copying"] - steps * own.empty_s)
             causes |= {cause: empty_s * share for cause, share in scenario.causes.items()}
