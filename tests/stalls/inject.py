@@ -45,11 +45,11 @@ class Ground:
 
 def problem(setup: Setup) -> str | None:
     """None if this machine can inject it, else why not."""
+    if not privileged():
+        return "injecting stalls needs root and CAP_SYS_ADMIN"
     if setup.link_bytes_per_s and (why := network.problem()):
         return why
     setup = setup.of_rank(setup.late_one)
-    if not privileged():
-        return "injecting stalls needs root and CAP_SYS_ADMIN"
     if "fuse" in setup.places and (why := fuse_usable()):
         return why
     if _limits(setup) and not os.access(_controller("blkio", "io"), os.W_OK):

@@ -117,7 +117,12 @@ def _owns(scenario: Scenario, calm: Ran) -> list[Own]:
 
 def end_on_sigterm() -> None:
     """Lets a signal unwind this process, so that nothing stays mounted or limited."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+    def end(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one would cut the tidying short
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def _children_cpu_s() -> float:
