@@ -160,6 +160,7 @@ KEYS: dict[str, set[str]] = {
         "not_seen",
         "quality",
         "headline",
+        "gpu_hour_cost",
     },
     "run": {"source", "kind", "begin_ns", "end_ns", "nodes", "job"},
     "run.job": {"world_size", "ranks"},
@@ -175,7 +176,7 @@ KEYS: dict[str, set[str]] = {
         "root",
     },
     "ledger.root": ROOT,
-    "root_causes": {"cause", "subcause", "node", "rank", "idle_s", "share"},
+    "root_causes": {"cause", "subcause", "node", "rank", "idle_s", "share", "what_if"},
     "gpus": {
         "node",
         "gpu",
@@ -212,7 +213,8 @@ KEYS: dict[str, set[str]] = {
         "grade",
         "ranks",
     },
-    "findings.what_if": {"gpu_s_returned"},
+    "findings.what_if": {"gpu_s_returned", "gpu_hours_returned", "money_returned"},
+    "root_causes.what_if": {"gpu_s_returned", "gpu_hours_returned", "money_returned"},
     "not_seen": {"what", "why", "rules"},
     "quality": {"missed_ticks", "gaps_s", "clock_error_ns", "agent_cpu_ratio"},
 }

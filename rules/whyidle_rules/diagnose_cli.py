@@ -56,6 +56,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what the metrics of the service said at the time: the ledger as it was settled, "
         "without hindsight; recordings of the service only",
     )
+    parser.add_argument(
+        "--gpu-hour-cost",
+        metavar="PRICE",
+        type=_price,
+        help="price of an hour of one GPU, such as 2.5, in any currency: also say what fixing each "
+        "root cause returns in money",
+    )
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show every rank and every finding"
@@ -75,6 +82,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="also use the rules in DIR; a rule of the same id replaces a built-in one",
     )
     parser.set_defaults(run=_diagnose)
+
+
+def _price(text: str) -> float:
+    """Return a price; raises what argparse tells of in a sentence."""
+    from whyidle_rules.price import parse_price
+
+    try:
+        return parse_price(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _diagnose(args: argparse.Namespace) -> int:

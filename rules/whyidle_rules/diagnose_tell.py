@@ -49,6 +49,9 @@ def interrupt_later() -> Iterator[None]:
 
 def tell(args: argparse.Namespace, found: Diagnosis) -> int:
     """Print a diagnosis as it was asked for; return the exit code."""
+    from whyidle_rules.price import priced
+
+    found = priced(found, args.gpu_hour_cost)
     if args.json:
         json.dump(found.to_json(), sys.stdout, allow_nan=False, indent=1)
         sys.stdout.write("\n")

@@ -66,7 +66,10 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootCause:
-    """Idle seconds of all GPUs by where they arose; the rows sum to the idle total as well."""
+    """Idle seconds of all GPUs by where they arose; the rows sum to the idle total as well.
+
+    `what_if`: what fixing it returns at most, as GPU-seconds, GPU-hours and, with a price, money.
+    """
 
     cause: str
     subcause: str
@@ -74,6 +77,7 @@ class RootCause:
     rank: int | None
     idle_s: float
     share: float
+    what_if: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +173,7 @@ class Diagnosis:
     not_seen: list[NotSeen]
     quality: Quality
     headline: str
+    gpu_hour_cost: float | None = None
     schema: str = SCHEMA
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from whyidle_rules.diagnosis import Finding, GpuLedger, LedgerRow, RootCause, Run, Totals
+from whyidle_rules.diagnosis import (
+    Diagnosis,
+    Finding,
+    GpuLedger,
+    LedgerRow,
+    RootCause,
+    Run,
+    Totals,
+)
 from whyidle_rules.report.places import cluster, waiting
 from whyidle_rules.report.roots import RootGroup, group_roots, is_sure
 from whyidle_rules.report.rounding import Figures, figures
@@ -91,6 +99,23 @@ def headline(
     first = named[0]
     body = _cause(first, totals, gpus, findings) + _cost(first, totals, findings)
     return start + body + _rest(unknown_s, totals) + "."
+
+
+def told_root(found: Diagnosis) -> tuple[bool, float] | None:
+    """Return whether the sentence names a cause, and the GPU-seconds that it says come back.
+
+    Where it names none they are all idle ones; None where it has nothing to sell.
+    """
+    totals = found.totals
+    if not found.gpus or totals.gpu_s <= 0 or totals.idle_s < BUSY_RATIO * totals.gpu_s:
+        return None
+    groups = group_roots(found.root_causes, found.ledger)
+    named = [group for group in groups if group.cause != _UNATTRIBUTED]
+    unknown_s = math.fsum(group.idle_s for group in groups if group.cause == _UNATTRIBUTED)
+    if not named or unknown_s > _MOSTLY_UNKNOWN_RATIO * totals.idle_s:
+        return False, totals.idle_s
+    promised = _returned_s(named[0], found.findings)
+    return True, named[0].idle_s if promised is None else min(promised, named[0].idle_s)
 
 
 def _subject(count: int) -> str:

@@ -147,6 +147,17 @@ def _scaled(seconds: float, units: Sequence[tuple[str, float, float]]) -> str:
     return f"{figure(rounded / size)} {name}"
 
 
+def money(amount: float) -> str:
+    """Write an amount of whatever currency the price was given in: 0.42, 1,280, 3.40 million."""
+    if not math.isfinite(amount):
+        return "an unknown amount"
+    if abs(amount) >= 1e6:
+        return f"{amount / 1e6:,.2f} million"
+    if abs(amount) >= 1000:
+        return f"{amount:,.0f}"
+    return f"{amount:,.2f}" if abs(amount) >= 0.01 or amount == 0 else "less than 0.01"
+
+
 def size(count: float) -> str:
     """Write a number of bytes in binary units."""
     power = 0
