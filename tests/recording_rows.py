@@ -218,6 +218,7 @@ def _reading(pid: int, when: float, started: float, act: Act, totals: Mapping[st
         read_bytes=of("read"),
         rchar_bytes=of("asked"),
         write_bytes=of("write"),
+        wchar_bytes=of("write"),
     )
 
 

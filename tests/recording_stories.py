@@ -22,9 +22,11 @@ from recording_rows import (
     start_of,
     windows,
 )
+from whyidle.schema.agent import Tick
+from whyidle.schema.fabric import TcpSocket
 from whyidle.schema.machine import Pressure, Vmstat
 from whyidle.schema.probe import ProbeInfo, ProbeLoader
-from whyidle.schema.process import ProcessInfo
+from whyidle.schema.process import Process, ProcessInfo, ProcessThread
 from whyidle.schema.storage import FileUse
 from whyidle.table import Row
 
@@ -128,6 +130,60 @@ def reads_from(
         )
         for number in range(int(end - begin))
     ]
+
+
+def thread(
+    pid: int,
+    tid: int,
+    acts: Sequence[tuple[float, Act]],
+    *,
+    at: float = 0.0,
+    started: float | None = None,
+) -> list[Row]:
+    """Return readings of a thread of a process, which is read as processes are."""
+    return [
+        make_row(
+            ProcessThread,
+            mono_ns=row.mono_ns,
+            pid=pid,
+            start_ns=row.start_ns,
+            tid=tid,
+            name="python3",
+            state=row.state,
+            wait_channel=row.wait_channel,
+            run_ns=row.main_run_ns,
+            run_delay_ns=row.main_run_delay_ns,
+        )
+        for row in process(tid, acts, at=at, started=started)
+        if isinstance(row, Process)
+    ]
+
+
+def received(
+    pid: int, bytes_per_s: float | None, begin: float, end: float, *, started: float = 0.0
+) -> list[Row]:
+    """Return looks at connections, one in five seconds, and what a process had received by then."""
+    seconds = range(int(begin), int(end) + 1, 5)
+    looks = [
+        make_row(
+            Tick, mono_ns=s(second), lane="normal", collector="tcp_socket", due_ns=s(second), rows=1
+        )
+        for second in seconds
+    ]
+    rows = [
+        make_row(
+            TcpSocket,
+            mono_ns=s(second),
+            service="http",
+            pid=pid,
+            start_ns=start_of(started),
+            sockets=1,
+            rx_bytes=None if bytes_per_s is None else round(bytes_per_s * (second - begin)),
+        )
+        for second in seconds
+        if bytes_per_s != 0
+    ]
+    return [*looks, *rows]
 
 
 def memory(begin: float, end: float) -> list[Row]:
@@ -238,7 +294,8 @@ def checkpointed() -> list[Row]:
 
 KINDS = ("data_wait", "checkpoint_save", "evaluation", "gc", "logging", "compile", "mine", "setup")
 STATES = ("R", "S", "D", None)
-CHANNELS = (None, "futex_wait", FUSE, "folio_wait_bit", "rpc_wait_bit")
+POLL, SOCKET = "poll_schedule_timeout", "sk_wait_data"
+CHANNELS = (None, "futex_wait", FUSE, "folio_wait_bit", "rpc_wait_bit", POLL, SOCKET)
 
 
 def anything(seed: int, seconds: int = 12) -> list[Row]:
@@ -303,10 +360,17 @@ def _some_trainer(dice: random.Random, pid: int, uuid: str, begin: int, seconds:
             kind=dice.choice(["data_worker", "data_worker", None]),
             parent=pid,
         )
-        rows.append(about(own, started=started, at=begin))
+        rows.append(
+            about(own, started=started, at=begin, net_namespace=dice.choice(["", "", "1", None]))
+        )
         if dice.random() < 0.5:
             kind = dice.choice(["fuse", "nfs", "block", "overlay", None])
             rows += reads_from(own, kind, "/data", begin, begin + length, started=started)
+    for tid in range(dice.choice([0, 0, 2])):
+        rows += thread(pid, tid, _some_acts(dice, length), at=begin, started=started)
+    if dice.random() < 0.4:
+        rate = dice.choice([None, 0, 100, 1e6])
+        rows += received(pid + dice.choice([0, 1]), rate, begin, begin + length, started=started)
     if dice.random() < 0.7:
         told = [_some_event(dice, begin, begin + length) for _ in range(dice.randint(0, 12))]
         step = dice.choice([0.125, 0.5, 1.0, 4.0])

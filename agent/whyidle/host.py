@@ -156,7 +156,7 @@ class Host(Protocol):
 # for more means that it makes the text again: 40 % of what reading a process costs.
 _WHOLE = re.compile(
     r"sys/(class|devices|block|bus)/.*"
-    r"|proc/(\d+/(stat|status|io|schedstat|wchan|cgroup)|pressure/\w+|stat)"
+    r"|proc/(\d+/(task/\d+/)?(stat|status|io|schedstat|wchan|cgroup)|pressure/\w+|stat)"
 )
 
 # Files that cannot be read at an offset, nor again: the kernel opens them as streams.

@@ -56,6 +56,7 @@ KEPT: Mapping[str, frozenset[str]] = MappingProxyType(
             "pressure": "resource",
             "probe_info": "python torch pipeline_schedule",
             "process": "kind state wait_channel",
+            "process_thread": "state wait_channel",
             "process_info": "kind cpus_allowed numa_allowed net_namespace thread_kinds job_step",
             "rdma_info": "device link_layer transport driver firmware hca_type board_id interfaces "
             "pci_bus_id",
@@ -215,6 +216,7 @@ _SPECIAL: Mapping[tuple[str, str], Expression] = MappingProxyType(
         ("probe_event", "kind"): Redaction.phase,
         ("process_info", "comm"): Redaction.program,
         ("process_info", "command"): Redaction.command,
+        ("process_thread", "name"): Redaction.program,
         ("settlement", "failure"): Redaction.said,
         ("trace_step", "step"): Redaction.number,
     }

@@ -89,7 +89,7 @@ def ground(setup: Setup, folder: Path) -> Iterator[Ground]:
             enter(_neighbour(words))
         for _ in range(setup.readers):
             enter(_neighbour([sys.executable, "-c", _READ, str(places["device"] / "0.bin")]))
-        if setup.reader == "http":
+        if setup.reader == "http" or setup.request_every:
             enter(_served(places[setup.data], setup.delays.get("get", 0.0)))
         elif fs is not None:
             fs.delay(**setup.delays)

@@ -2,7 +2,7 @@
 
     python -m stalls.objects FOLDER DELAY_S
 
-Its port is in FOLDER/port once it listens; on loopback.
+Its port is in FOLDER/port once it listens; on loopback. A request may name another delay: /FILE?S.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def main() -> None:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            time.sleep(delay_s)
-            data = (folder / Path(self.path).name).read_bytes()
+            name, _, own_s = self.path.partition("?")
+            time.sleep(float(own_s or delay_s))
+            data = (folder / Path(name).name).read_bytes()
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

@@ -156,6 +156,7 @@ class Trainer:
             Proxy(world, [(host, port) for host, port in told["ring"]])
         self.launch = Step(setup, self.gpu, world).launch
         self.held: list[list[int]] = []
+        self.folder = Path()
         self._events: list[Event] = []
         self._count = 0
 
@@ -169,6 +170,8 @@ class Trainer:
         more: dict[str, Any] = {}
         if setup.workers:
             more = {"prefetch_factor": setup.prefetch, "persistent_workers": setup.persistent}
+        if setup.workers and setup.spawn:
+            more["multiprocessing_context"] = "spawn"
         return torch.utils.data.DataLoader(
             stream_of(samples) if setup.iterable else samples,
             batch_size=setup.samples,
@@ -198,6 +201,7 @@ class Trainer:
 
     def train(self, folder: Path, seconds: float, started: Path, stop: Path) -> None:
         """Steps for so long, counted from the first; the first rank says which one is the last."""
+        self.folder = folder
         loader, end_ns = self.loader(folder), 0
         while True:
             batches = iter(loader)
@@ -262,11 +266,22 @@ class Trainer:
         if setup.sleep_every and count % setup.sleep_every == 0:
             with self.marks.phase("sleep"):
                 time.sleep(setup.sleep_ms / 1000)
+        if setup.request_every and count % setup.request_every == 0:
+            with self.marks.phase("request"):
+                self._request(setup.request_ms / 1000)
         if setup.log_every and count % setup.log_every == 0:
             with self.marks.phase("log"), (self.out / "log.txt").open("ab") as log:
                 log.write(b"step\n" * (setup.log_bytes // 5))
                 log.flush()
                 os.fsync(log.fileno())
+
+    def _request(self, delay_s: float) -> None:
+        """Asks a server, as trackers of experiments do."""
+        port = int((self.folder / "port").read_text(encoding="ascii"))
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", f"/0.bin?{delay_s}")
+        connection.getresponse().read()
+        connection.close()
 
 
 def main() -> None:

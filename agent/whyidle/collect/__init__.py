@@ -32,6 +32,7 @@ from whyidle.collect.pcie_link import PCIE_LINK
 from whyidle.collect.pressure import PRESSURE
 from whyidle.collect.probe import PROBE
 from whyidle.collect.process import PROCESS
+from whyidle.collect.process_thread import PROCESS_THREAD
 from whyidle.collect.rdma_info import RDMA_INFO
 from whyidle.collect.rdma_port import RDMA_PORT
 from whyidle.collect.socket_tcp import TCP_SOCKET
@@ -58,6 +59,7 @@ ALL: tuple[Collector, ...] = (
     BLOCK_DEVICE,
     NET_LINK,
     PROCESS,
+    PROCESS_THREAD,
     CGROUP_CPU,
     CGROUP_MEMORY,
     MOUNT,

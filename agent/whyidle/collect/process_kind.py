@@ -13,7 +13,7 @@ TRAINER = "trainer"
 DATA_WORKER = "data_worker"
 HELPER = "helper"
 
-_WORKER_COMM = "pt_data_worker"
+WORKER_COMM = "pt_data_worker"
 _SPAWNED = ("multiprocessing.spawn", "--multiprocessing-fork")
 _FORKSERVER = "multiprocessing.forkserver"
 # They descend from a trainer like its workers do and load no data.
@@ -60,7 +60,7 @@ def kind_of(
     names its workers and a child without the name is none.
     """
     command = facts.command or ""
-    if facts.comm == _WORKER_COMM:
+    if facts.comm == WORKER_COMM:
         return DATA_WORKER
     if facts.has_gpu:
         return TRAINER

@@ -6,7 +6,7 @@ processes costs 0.3 ms where reading them all costs 5 ms.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from whyidle.clock import NS_PER_S
 from whyidle.collect.process_text import parse_stat
@@ -65,6 +65,15 @@ class ProcessTree:
         self.watched -= gone
         self._admit(wanted | {pid for pid in candidates if self._descends(pid)})
         return gone
+
+    def parents_of(self, chosen: Callable[[int], bool]) -> set[int]:
+        """Return the parents of those watched pids that are chosen, up to the first of each."""
+        found: set[int] = set()
+        for pid in sorted(self.watched):
+            parent = self._parents.get(pid)
+            if parent is not None and parent not in found and chosen(pid):
+                found.add(parent)
+        return found
 
     def drop(self, pid: int) -> None:
         """Forget a process that ended after the scan; its number is free for another."""

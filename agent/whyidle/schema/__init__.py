@@ -45,7 +45,7 @@ from whyidle.schema.probe import (
     ProbeInfo,
     ProbeLoader,
 )
-from whyidle.schema.process import Process, ProcessInfo
+from whyidle.schema.process import Process, ProcessInfo, ProcessThread
 from whyidle.schema.run import RunInfo, TraceStep
 from whyidle.schema.settled import LedgerMinute, LedgerTotal, Settled, SettledGpu, Settlement
 from whyidle.schema.storage import (
@@ -120,6 +120,7 @@ TABLES: tuple[type[Row], ...] = (
     ProbeLoader,
     Process,
     ProcessInfo,
+    ProcessThread,
     RdmaInfo,
     RdmaPort,
     RdmaTraffic,
@@ -185,6 +186,7 @@ __all__ = [
     "ProbeLoader",
     "Process",
     "ProcessInfo",
+    "ProcessThread",
     "RdmaInfo",
     "RdmaPort",
     "RdmaTraffic",

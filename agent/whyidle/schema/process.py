@@ -47,6 +47,23 @@ class ProcessInfo:
 
 
 @table
+class ProcessThread:
+    """Threads of a trainer without DataLoader workers that ran lately, other than its main one."""
+
+    TABLE: ClassVar[str] = "process_thread"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    pid: int = key("Process id in the namespace of the agent.")
+    start_ns: int = key("When the process started, boot clock.", unit="ns")
+    tid: int = key("Thread id.")
+    name: str | None = label("Name of the thread (comm).")
+    state: str | None = label("R, S, D, T ... (/proc/PID/task/TID/stat).")
+    wait_channel: str | None = label("Kernel function that it sleeps in.")
+    run_ns: int | None = counter("On a CPU (schedstat).", unit="ns")
+    run_delay_ns: int | None = counter("Ready, without a CPU (schedstat).", unit="ns")
+
+
+@table
 class Process:
     """Counters of a watched process: of a GPU's processes and all that descend from them."""
 

@@ -21,7 +21,7 @@ from whyidle_rules.recording.lifecycle import WHOLLY_EMPTY_RATIO
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.processes import Proc
 from whyidle_rules.recording.series import Floats, Truths, counter, runs
-from whyidle_rules.recording.threads import GAP_NS, Shares, shares
+from whyidle_rules.recording.threads import GAP_NS, HALF_NS, Shares, shares
 from whyidle_rules.recording.windows import Gpu
 
 # Written in one empty stretch by the launching process: more than a log, less than any checkpoint.
@@ -141,8 +141,7 @@ def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -
     centres = (t0 + t1) // 2
     told = known.told.get(proc.identity)
     main = shares([proc], centres, gpu.emptiness)
-    workers = known.node.workers(proc)
-    loader, network = loading.loader_shares(workers, known, centres)
+    loader = loading.loader_of(known, proc, told, centres)
     if told is not None:
         inside = told.inside(t0, t1)
         covered = told.covers(t0, t1)
@@ -151,7 +150,8 @@ def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -
         inside = {name: np.zeros(len(t0)) for name in phases.COLUMNS}
         covered = np.zeros(len(t0), dtype=bool)
         self_loading = False
-        inside[phases.WAIT] = loading.inferred_wait(gpu, rows, main, loader, network) * 1e9
+    inferred = loading.inferred_wait(gpu, rows, main, loader) * 1e9
+    inside[phases.WAIT] = np.where(loader.own | (told is None), inferred, inside[phases.WAIT])
     if self_loading:
         wait = inside[phases.WAIT] / np.maximum(t1 - t0, 1)
         alone = not known.job_of(gpu) >= 0  # else it receives from other ranks
@@ -159,8 +159,8 @@ def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -
         loading.own_loading(table, rows, main, network, wait)
         sources: Sequence[Proc] = [proc]
     else:
-        loading.workers(table, rows, main, (loader, network), told)
-        sources = workers or [proc]
+        loading.workers(table, rows, main, loader, told)
+        sources = known.node.workers(proc) or [proc]
     if told is not None:
         table.put("data_ready_ratio", rows, told.ready(centres))
     loading.reads(table, known, sources, rows, centres)
@@ -186,7 +186,9 @@ def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -
         for name in phases.PEERS:
             table.put(name, rows, np.nan)
     # Who publishes a page and was not read may have waited: what is left is nobody's.
-    _rest(table, gpu, proc, rows, main, covered if told is not None else ~covered)
+    certain_rest = covered if told is not None else ~covered
+    maybe = _maybe_data(proc, main, loader.own)
+    _rest(table, gpu, proc, rows, main, certain_rest, maybe)
 
 
 def _identity(table: Table, rows: slice, proc: Proc, told: Told | None) -> None:
@@ -239,12 +241,21 @@ def _share_out(
             table.put(name, rows, np.where(workers > 0, seconds, np.nan))
 
 
-def _rest(table: Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certain: Truths) -> None:
+def _rest(
+    table: Table,
+    gpu: Gpu,
+    proc: Proc,
+    rows: slice,
+    main: Shares,
+    certain: Truths,
+    maybe_data: Floats,
+) -> None:
     """Give out what is left of the empty time by what the launching thread did meanwhile.
 
     While the GPU is busy the thread may sleep, as it waits for the GPU; so what ran or was blocked
-    is taken to have done so while the GPU was empty, and only the rest has slept. Waiting for a CPU
-    may come at any time, and would be charged to others: it counts as much as its share.
+    is taken to have done so while the GPU was empty, and only the rest has slept; more of it ran if
+    readings found it running then. Waiting for a CPU may come at any time, and would be charged to
+    others: it counts as much as its share.
     """
     length = gpu.length[rows] / 1e9
     empty = length * (1.0 - gpu.busy[rows])
@@ -256,20 +267,22 @@ def _rest(table: Table, gpu: Gpu, proc: Proc, rows: slice, main: Shares, certain
     awake = main.run + main.io
     used = np.minimum(left - ready, length * awake)
     per = np.where(awake > 0, used / np.where(awake > 0, awake, 1.0), 0.0)
+    found = left * np.nan_to_num(np.minimum(main.run_when_empty, _most_run(gpu, rows, main)))
+    more = np.clip(found - per * main.run, 0.0, left - ready - used)
     writing = _writing(gpu, proc, rows, main)
     unknown = np.isnan(awake + ready) | ~certain
     if not (table.columns["probed"][rows] > 0).any():
         # Without a page a checkpoint shows in what is written alone.
         unknown |= np.isnan(writing)
     parts = {
-        "main_run_s": per * main.run,
+        "main_run_s": per * main.run + more,
         "main_ready_s": ready,
         "main_blocked_s": per * main.io,
-        "main_asleep_s": left - ready - used,
+        "main_asleep_s": left - ready - used - more,
     }
     parts["main_stopped_s"] = parts["main_asleep_s"] * _stopped_share(main)
     parts["main_asleep_s"] = parts["main_asleep_s"] - parts["main_stopped_s"]
-    parts["main_maybe_data_s"] = parts["main_asleep_s"] * _maybe_data(proc, main)
+    parts["main_maybe_data_s"] = parts["main_asleep_s"] * maybe_data
     # Who writes in bulk and sleeps meanwhile waits for what it writes.
     bulk = parts["main_run_s"] + parts["main_blocked_s"] + parts["main_asleep_s"]
     parts["writing_s"] = np.where(writing > 0, bulk, 0.0)
@@ -285,14 +298,25 @@ def _stopped_share(main: Shares) -> Floats:
     return np.asarray(np.clip(still / np.maximum(np.nan_to_num(main.asleep) + still, 1e-9), 0, 1))
 
 
-def _maybe_data(proc: Proc, main: Shares) -> Floats:
+def _most_run(gpu: Gpu, rows: slice, main: Shares) -> Floats:
+    """Return which share of the empty time a thread can have run for, by all the time it ran."""
+    centres = (gpu.t0 + gpu.t1) // 2
+    total = np.concatenate(([0.0], np.cumsum(1.0 - gpu.busy)))
+    low = np.searchsorted(centres, centres[rows] - HALF_NS)
+    high = np.searchsorted(centres, centres[rows] + HALF_NS, side="right")
+    empty = (total[high] - total[low]) / np.maximum(high - low, 1)
+    return np.asarray(np.minimum(1.0, main.run / np.maximum(empty, 1e-9)))
+
+
+def _maybe_data(proc: Proc, main: Shares, own: Truths) -> Floats:
     """Return which share of its sleep a thread may have waited for its DataLoader; NaN if unknown.
 
-    It polls the pipe that workers write to or, where a thread pins batches, waits for that thread.
+    It polls the pipe that workers write to or, where a thread pins batches or threads of its own
+    load them, waits for those.
     """
     kinds = proc.info.get("thread_kinds")
-    pins = kinds is None or "data_pin" in kinds.split(",")
-    where = main.in_poll + (main.in_lock if pins else 0.0)
+    pins = own | (kinds is None or "data_pin" in kinds.split(","))
+    where = main.in_poll + np.where(pins, main.in_lock, 0.0)
     return np.asarray(np.clip(where / np.maximum(main.asleep, 1e-9), 0.0, 1.0))
 
 

@@ -8,17 +8,20 @@ receive any, for nothing that is known.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
 from whyidle_rules.recording.columns import Table
 from whyidle_rules.recording.known import Known
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.processes import Proc
-from whyidle_rules.recording.series import Floats
-from whyidle_rules.recording.threads import Shares, computing, shares
+from whyidle_rules.recording.series import Columns, Floats, Truths
+from whyidle_rules.recording.threads import HALF_NS, Shares, computing, grown, shares, shares_of
 from whyidle_rules.recording.windows import Gpu
 
 # Without a counter page: workers that are this busy have no finished batch to wait with; at the
@@ -26,13 +29,22 @@ from whyidle_rules.recording.windows import Gpu
 # up sleeps for the rest of its time.
 SATURATED_RATIOS = (0.7, 0.9)
 # Workers that are fed by the network sleep as idle ones do. Only of a thread that polls for most of
-# the time in which the GPU is empty it is inferred that it waits for them.
+# the time in which the GPU is empty, next to a GPU that is empty in nearly every window, it is
+# inferred that it waits for them: requests of its own come now and then, and its steps fill the GPU
+# between them.
 POLLING_RATIOS = (0.5, 0.8)
+STARVED_HALF_NS = 3 * NS_PER_S
+FULL_RATIO = 0.98
+FULL_SHARES = (0.1, 0.05)
+# Without a DataLoader: threads of the trainer that are this busy may be what loads its data, if it
+# reads more than it writes, and more than logs and code.
+OWN_BUSY_RATIO = 0.25
+OWN_READS_BYTES_PER_S = 64 << 10
 # Received by a process: more than what keeps connections alive, or asks for the time.
 RECEIVES_BYTES_PER_S = 16 << 10
 
 
-def loader_shares(workers: Sequence[Proc], known: Known, centres: Ints) -> tuple[Shares, Floats]:
+def _of_workers(workers: Sequence[Proc], known: Known, centres: Ints) -> tuple[Shares, Floats]:
     """Return what workers did, and which share of their time they waited for the network.
 
     A worker whose main thread waits for others of its threads computes when they do.
@@ -52,17 +64,81 @@ def network_share(did: Shares, known: Known, procs: Sequence[Proc], centres: Int
     return np.asarray(np.where(np.isnan(received) | (len(procs) == 0), np.nan, waits))
 
 
-def inferred_wait(gpu: Gpu, rows: slice, main: Shares, loader: Shares, network: Floats) -> Floats:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """Who loads data, and what they did.
+
+    `network`: share of their time that they waited for it. `own`: where they are threads of the
+    trainer.
+    """
+
+    did: Shares
+    network: Floats
+    own: Truths
+
+
+def loader_of(known: Known, proc: Proc, told: Told | None, centres: Ints) -> Loader:
+    """Return the loader of a trainer: its DataLoader's workers, or else threads of its own."""
+    processes = known.node.workers(proc)
+    threads = known.node.threads.get(proc.identity, [])
+    if not processes and threads and (told is None or told.loaders == 0):
+        did, some = _busy_threads(threads, centres)
+        reads = _reads_more(proc, centres)
+        own = some & reads
+        did = did.where(own)
+        return Loader(did=did, network=np.full(len(centres), np.nan), own=own)
+    did, network = _of_workers(processes, known, centres)
+    return Loader(did=did, network=network, own=np.zeros(len(centres), dtype=bool))
+
+
+def _busy_threads(threads: Sequence[Columns], centres: Ints) -> tuple[Shares, Truths]:
+    """Return what those of some threads did that are busy around each time, and where any is."""
+    each = [shares_of([rows], centres) for rows in threads]
+    busy = np.array([np.nan_to_num(one.run + one.ready + one.io) for one in each])
+    weight = (busy >= OWN_BUSY_RATIO).astype(np.float64)
+    count = weight.sum(axis=0)
+
+    def mean(name: str) -> Floats:
+        values = np.array([getattr(one, name) for one in each])
+        total = np.where(weight > 0, values, 0.0).sum(axis=0)
+        return np.asarray(total / np.where(count > 0, count, np.nan))
+
+    names = [part.name for part in dataclasses.fields(Shares)]
+    return Shares(**{name: mean(name) for name in names} | {"count": count}), count > 0
+
+
+def _reads_more(proc: Proc, centres: Ints) -> Truths:
+    asked, given, mapped = (
+        grown([proc], name, centres, 2 * HALF_NS)
+        for name in ("rchar_bytes", "wchar_bytes", "read_bytes")
+    )
+    reads = np.fmax(asked, mapped)
+    return np.asarray((reads >= OWN_READS_BYTES_PER_S) & (reads > given))
+
+
+def inferred_wait(gpu: Gpu, rows: slice, main: Shares, loader: Loader) -> Floats:
     """Return seconds in which the launching thread must have waited for saturated workers."""
     length = gpu.length[rows] / 1e9
     empty = length * (1.0 - gpu.busy[rows])
-    busy = loader.run + loader.ready + loader.io
-    sure = np.minimum(empty, length * main.asleep) * _ramp(busy, SATURATED_RATIOS)
+    busy = loader.did.run + loader.did.ready + loader.did.io
+    # For its own threads it waits in a lock or at a pipe; anywhere else it does not wait for them.
+    waits = np.where(loader.own, np.nan_to_num(main.in_lock + main.in_poll), main.asleep)
+    sure = np.minimum(empty, length * waits) * _ramp(busy, SATURATED_RATIOS)
     off = np.maximum(main.asleep, 1e-9)
     polls = np.nan_to_num(_ramp(main.in_poll / off, POLLING_RATIOS))
-    fed = _ramp(busy + np.nan_to_num(network), SATURATED_RATIOS)
+    fed = _ramp(busy + np.nan_to_num(loader.network), SATURATED_RATIOS)
+    fed = fed * _ramp(-_full_share(gpu, rows), (-FULL_SHARES[0], -FULL_SHARES[1]))
     asked = np.minimum(empty, length * main.in_poll) * polls * fed
     return np.asarray(np.fmax(sure, asked))
+
+
+def _full_share(gpu: Gpu, rows: slice) -> Floats:
+    """Return which share of the windows around each one the GPU was busy for all of."""
+    centres = (gpu.t0 + gpu.t1) // 2
+    total = np.concatenate(([0.0], np.cumsum(gpu.busy >= FULL_RATIO)))
+    low = np.searchsorted(centres, centres[rows] - STARVED_HALF_NS)
+    high = np.searchsorted(centres, centres[rows] + STARVED_HALF_NS, side="right")
+    return np.asarray((total[high] - total[low]) / np.maximum(high - low, 1))
 
 
 def _ramp(values: Floats, ratios: tuple[float, float]) -> Floats:
@@ -70,15 +146,9 @@ def _ramp(values: Floats, ratios: tuple[float, float]) -> Floats:
     return np.asarray(np.clip((values - low) / (high - low), 0.0, 1.0))
 
 
-def workers(
-    table: Table,
-    rows: slice,
-    main: Shares,
-    loader: tuple[Shares, Floats],
-    told: Told | None,
-) -> None:
-    """Fill in what DataLoader workers did."""
-    did, network = loader
+def workers(table: Table, rows: slice, main: Shares, loader: Loader, told: Told | None) -> None:
+    """Fill in what DataLoader workers, or threads in their place, did."""
+    did = loader.did
     # Where the launching process was seen and no worker of it, it had none.
     count = np.where(main.count > 0, did.count, np.nan)
     if told is not None and told.workers is not None:
@@ -87,8 +157,8 @@ def workers(
     table.put("loader_cpu_ratio", rows, did.run)
     table.put("loader_runq_ratio", rows, did.ready)
     table.put("loader_io_ratio", rows, did.io)
-    table.put("loader_network_ratio", rows, network)
-    table.put("data_wait_inferred", rows, float(told is None))
+    table.put("loader_network_ratio", rows, loader.network)
+    table.put("data_wait_inferred", rows, loader.own | (told is None))
 
 
 def own_loading(

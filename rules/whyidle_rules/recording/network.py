@@ -73,8 +73,9 @@ def load(con: duckdb.DuckDBPyConnection, at: Mapping[str, Any], where: str) -> N
     for (pid, start_ns), own in rows.groups("pid", "start_ns").items():
         times, values = own["mono_ns"].astype(np.int64), own["rx_bytes"].astype(np.float64)
         before = looks[looks < times[0]]
-        if len(before):
-            # Its connections are newer than the last look without it, and are counted in whole.
+        if len(before) > 1:
+            # Its connections are newer than the last look without it, and are counted in whole. Of
+            # the first look of a range the rows may be just outside.
             times = np.concatenate((before[-1:], times))
             values = np.concatenate(([0.0], values))
         received[int(pid), int(start_ns)] = counter(times, values, gap_ns=_GAP_NS)

@@ -34,19 +34,23 @@ _POLL_CHANNELS = "^(poll_schedule_timeout|do_poll|do_sys_poll|do_select|ep_poll|
 # Where it waits for another thread of its process, or for the interpreter.
 _LOCK_CHANNELS = "^(futex_|do_futex)"
 
-_QUERY = f"""
-SELECT number, mono_ns,
-  -- Where channels can be read, a sleeper without one woke up while it was looked at: no draw.
+# What a reading found of a thread. Where channels can be read, a sleeper without one woke up while
+# it was looked at: no draw.
+_FOUND = f"""
   CASE WHEN state IS NOT NULL AND NOT (state = 'S' AND wait_channel IS NULL AND channels)
   THEN coalesce(state = 'D' OR regexp_matches(wait_channel, '{_IO_CHANNELS}'), false)::INTEGER END
     AS io,
   coalesce(regexp_matches(wait_channel, '{_FUSE_CHANNELS}'), false)::INTEGER AS fuse,
+  coalesce(state = 'R', false)::INTEGER AS runs,
   coalesce(state IN ('T', 't'), false)::INTEGER AS stopped,
   coalesce(regexp_matches(wait_channel, '{_SOCKET_CHANNELS}'), false)::INTEGER AS in_socket,
   coalesce(regexp_matches(wait_channel, '{_POLL_CHANNELS}'), false)::INTEGER AS in_poll,
   coalesce(regexp_matches(wait_channel, '{_LOCK_CHANNELS}'), false)::INTEGER AS in_lock,
   channels::INTEGER AS channels,
-  (state IN ('S', 'D', 'I', 'T', 't'))::INTEGER AS waits,
+  (state IN ('S', 'D', 'I', 'T', 't'))::INTEGER AS waits
+"""
+_QUERY = f"""
+SELECT number, mono_ns, {_FOUND},
   coalesce(main_run_ns::DOUBLE, user_ns::DOUBLE + system_ns::DOUBLE) AS run_ns,
   user_ns::DOUBLE + system_ns::DOUBLE AS cpu_ns,
   main_run_delay_ns::DOUBLE AS ready_ns, blkio_delay_ns::DOUBLE AS blkio_ns,
@@ -56,6 +60,16 @@ FROM process JOIN (SELECT unnest($pids) AS pid, unnest($starts) AS start_ns,
     unnest($numbers) AS number, unnest($channels) AS channels) USING (pid, start_ns)
 WHERE node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until
 """
+_THREADS = f"""
+SELECT pid, start_ns, tid, mono_ns, {_FOUND}, run_ns::DOUBLE AS run_ns,
+  run_delay_ns::DOUBLE AS ready_ns, NULL::DOUBLE AS blkio_ns
+FROM (SELECT *, bool_or(wait_channel IS NOT NULL) OVER (PARTITION BY pid, start_ns, tid) AS channels
+  FROM process_thread
+  WHERE node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until
+    AND pid IS NOT NULL AND start_ns IS NOT NULL AND tid IS NOT NULL)
+ORDER BY pid, start_ns, tid, mono_ns
+"""
+_THREAD_KEYS = ("pid", "start_ns", "tid")
 
 NO_ROWS = Columns(of={})
 
@@ -83,6 +97,8 @@ class Node:
     """All processes of a node in one boot, and the GPUs that they had."""
 
     procs: dict[Identity, Proc] = field(default_factory=dict)
+    # Rows of table process_thread, by thread.
+    threads: dict[Identity, list[Columns]] = field(default_factory=dict)
     on_gpu: dict[str, set[Identity]] = field(default_factory=dict)
     listed: bool = False  # whether the driver lists processes here at all
     dated: bool = False  # whether it is known when processes started
@@ -166,6 +182,8 @@ def load(
             info=info,
             channels=channels,
         )
+    for (pid, start_ns, _), rows in fetch(con, _THREADS, at).groups(*_THREAD_KEYS).items():
+        found.threads.setdefault((int(pid), int(start_ns)), []).append(rows)
     _gpus(con, found, here, boot_minus_mono)
     return found
 

@@ -17,7 +17,7 @@ import numpy as np
 from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
 from whyidle_rules.recording.processes import Proc
-from whyidle_rules.recording.series import Floats, counter
+from whyidle_rules.recording.series import Columns, Floats, Truths, counter
 
 # Counters: one reading on each side, so that neighbours of a change are mixed for 1 s at most.
 HALF_NS = NS_PER_S
@@ -27,6 +27,9 @@ GAP_NS = 5 * NS_PER_S
 # truth two times of three.
 STATES_HALF_NS = 3 * NS_PER_S
 STATES_LEAST = 4
+# Stalls that come now and then are met by few readings: those of a wider time tell more than those
+# that found the thread while the GPU worked.
+WIDE_HALF_NS = 15 * NS_PER_S
 # Weighted by how empty the GPU was, a draw counts less: one whole one is needed.
 WEIGHT_LEAST = 1.0
 
@@ -37,6 +40,8 @@ class Shares:
 
     Parts of the time asleep: `in_socket` waits for the network, `in_poll` for any of some
     descriptors, `in_lock` for another thread; NaN where the kernel does not tell what for.
+    `run_when_empty` is the share of readings that found it on a CPU, of those while the GPU was
+    empty; NaN with too few of them.
     """
 
     count: Floats
@@ -47,11 +52,20 @@ class Shares:
     in_socket: Floats
     in_poll: Floats
     in_lock: Floats
+    run_when_empty: Floats
     covered_ns: Floats
 
     def with_run(self, run: Floats) -> Shares:
         """Return the same with more of the time on a CPU, which is taken from what is left."""
         return dataclasses.replace(self, run=run)
+
+    def where(self, chosen: Truths) -> Shares:
+        """Return the same for some windows; in others nobody lived."""
+        parts = {
+            part.name: np.where(chosen, getattr(self, part.name), np.nan)
+            for part in dataclasses.fields(self)
+        }
+        return Shares(**{**parts, "count": np.where(chosen, self.count, 0.0)})
 
     @property
     def asleep(self) -> Floats:
@@ -69,15 +83,21 @@ def shares(
     `emptiness` tells how empty the GPU was at some times: a thread that sleeps while the GPU works
     says nothing of what it does while it is empty, so readings count as much as it was.
     """
+    return shares_of([proc.rows for proc in procs], centres, emptiness)
+
+
+def shares_of(
+    threads: Sequence[Columns], centres: Ints, emptiness: Callable[[Ints], Floats] | None = None
+) -> Shares:
+    """Return the same of threads, by their readings."""
     size = len(centres)
     covered, run, ready, blkio = (np.zeros(size) for _ in range(4))
     count = np.zeros(size)
     ready_known, blkio_known = np.ones(size, dtype=bool), np.ones(size, dtype=bool)
     blind = False
     times: list[Ints] = []
-    draws: dict[str, list[Floats]] = {name: [] for name in ("waits", *_STATES)}
-    for proc in procs:
-        own = proc.rows
+    draws: dict[str, list[Floats]] = {name: [] for name in ("waits", "runs", *_STATES)}
+    for own in threads:
         ns = own["mono_ns"].astype(np.int64)
         growth, seen = counter(ns, own["run_ns"], gap_ns=GAP_NS).around(centres, HALF_NS, LEAST_NS)
         run += growth
@@ -111,6 +131,7 @@ def shares(
         ready=ready_share,
         io=np.asarray(np.fmax(counted, parts.pop("io"))),
         **parts,
+        run_when_empty=looks.running(draws["runs"]),
         covered_ns=covered,
     )
 
@@ -142,33 +163,55 @@ class _Looks:
         when = np.concatenate(times)
         self._order = np.argsort(when, kind="stable")
         when = when[self._order]
-        self._low = np.searchsorted(when, centres - STATES_HALF_NS, side="left")
-        self._high = np.searchsorted(when, centres + STATES_HALF_NS, side="right")
-        off = np.maximum(self._joined(waits), self._joined(io))
-        self._off = self._summed(off)
+        self._when = when
+        self._near = self._reach(centres, STATES_HALF_NS)
+        self._off = np.maximum(self._joined(waits), self._joined(io))
         self._weight = emptiness(when) if emptiness is not None and len(when) else None
         if self._weight is not None:
-            self._weighted_off = self._summed(off * self._weight)
+            self._wide = self._reach(centres, WIDE_HALF_NS)
         # Threads that were found on a CPU every time were not in I/O either.
-        self._enough = (self._high - self._low) >= STATES_LEAST
+        self._enough = (self._near[1] - self._near[0]) >= STATES_LEAST
 
     def share(self, found: Sequence[Floats]) -> Floats:
-        """Return the share of one kind of reading."""
+        """Return the share of one kind of reading, of those off the CPU."""
         if self._none:
             return np.full(self._size, np.nan)
         values = self._joined(found)
-        share = self._summed(values) / np.maximum(self._off, 1.0)
+        share = _summed(values, self._near) / np.maximum(_summed(self._off, self._near), 1.0)
         if self._weight is not None:
-            weighted = self._summed(values * self._weight) / np.maximum(self._weighted_off, 1e-9)
-            share = np.where(self._weighted_off >= WEIGHT_LEAST, weighted, share)
+            share = self._while_empty(values, self._off, share)
         return np.asarray(np.where(self._enough, share, np.nan))
+
+    def running(self, found: Sequence[Floats]) -> Floats:
+        """Return the share of readings on the CPU, of all while the GPU was empty."""
+        if self._none or self._weight is None:
+            return np.full(self._size, np.nan)
+        values = self._joined(found)
+        return self._while_empty(values, np.ones(len(values)), np.full(self._size, np.nan))
+
+    def _while_empty(self, values: Floats, of: Floats, otherwise: Floats) -> Floats:
+        """Return a share of readings weighted by how empty the GPU was: near ones, else wide."""
+        assert self._weight is not None
+        share = otherwise
+        for reach in (self._wide, self._near):
+            draws = _summed(of * self._weight, reach)
+            found = _summed(values * self._weight, reach) / np.maximum(draws, 1e-9)
+            share = np.where(draws >= WEIGHT_LEAST, found, share)
+        return np.asarray(share)
+
+    def _reach(self, centres: Ints, half_ns: int) -> tuple[Ints, Ints]:
+        return (
+            np.searchsorted(self._when, centres - half_ns, side="left"),
+            np.searchsorted(self._when, centres + half_ns, side="right"),
+        )
 
     def _joined(self, parts: Sequence[Floats]) -> Floats:
         return np.asarray(np.concatenate(parts)[self._order])
 
-    def _summed(self, values: Floats) -> Floats:
-        total = np.concatenate(([0.0], np.cumsum(values)))
-        return np.asarray(total[self._high] - total[self._low])
+
+def _summed(values: Floats, reach: tuple[Ints, Ints]) -> Floats:
+    total = np.concatenate(([0.0], np.cumsum(values)))
+    return np.asarray(total[reach[1]] - total[reach[0]])
 
 
 def computing(procs: Sequence[Proc], centres: Ints) -> Floats:
