@@ -22,7 +22,8 @@ FUSE = "request_wait_answer"
 
 def procs(*groups: Sequence[Row]) -> list[Proc]:
     with connect([row for group in groups for row in group]) as con:
-        return list(processes.load(con, "n0", BOOT).procs.values())
+        known = processes.load(con, "n0", BOOT).procs
+        return list(processes.read(con, ("n0", BOOT), 0, s(1000), known.values()).values())
 
 
 def around(seconds: float, *groups: Sequence[Row]) -> Shares:
@@ -188,3 +189,46 @@ def test_shares_are_parts_of_one(groups: list[list[Act]]) -> None:
     for values in (found.run, found.ready, found.io):
         held = values[~np.isnan(values)]
         assert ((held >= 0) & (held <= 1 + 1e-9)).all()
+
+
+def while_empty(begin: float, end: float, seconds: float, rows: Sequence[Row]) -> Shares:
+    """The same, beside a GPU that was empty from `begin` to `end`."""
+
+    def emptiness(times: np.ndarray) -> np.ndarray:
+        return np.where((times >= s(begin)) & (times <= s(end)), 1.0, 0.0)
+
+    return shares(procs(*[rows]), np.array([s(seconds)]), emptiness)
+
+
+def test_readings_while_the_gpu_was_empty_tell_what_a_thread_did_then() -> None:
+    rows = process(10, [(6, Act(run=0.1, state="S")), (3, Act(run=0.1, state="D"))])
+    assert only(while_empty(6, 9, 7, rows).io) == pytest.approx(0.9)
+
+
+def test_rare_readings_of_a_wider_time_are_better_than_many_of_another_thing() -> None:
+    """Stopped for a second, ten seconds before; around the window it was seen asleep only."""
+    stop, sleep = Act(run=0.1, state="T"), Act(run=0.1, state="S")
+    rows = process(10, [(2, sleep), (2, stop), (20, sleep)])
+    assert only(while_empty(2, 3.5, 14, rows).stopped) == pytest.approx(0.9)
+    assert only(while_empty(100, 101, 14, rows).stopped) == pytest.approx(0)
+    # Farther than fifteen seconds nothing is looked at.
+    assert only(while_empty(2, 3.5, 20, rows).stopped) == pytest.approx(0)
+
+
+def test_what_ran_while_the_gpu_was_empty() -> None:
+    rows = process(10, [(4, Act(run=0.5, state="R")), (6, Act(run=0.5, state="S"))])
+    assert only(while_empty(0, 3.5, 5, rows).run_when_empty) == pytest.approx(1)
+    assert only(while_empty(5, 9, 5, rows).run_when_empty) == pytest.approx(0)
+    assert np.isnan(only(while_empty(100, 101, 5, rows).run_when_empty))
+    assert np.isnan(only(around(5, rows).run_when_empty))
+
+
+def test_where_a_thread_sleeps_is_unknown_without_wait_channels() -> None:
+    known = process(10, [(10, Act(run=0.2, state="S", channel="poll_schedule_timeout"))])
+    assert only(around(5, known).in_poll) == pytest.approx(0.8)
+    assert only(around(5, known).in_lock) == pytest.approx(0)
+    unknown = process(11, [(10, Act(run=0.2, state="S"))])
+    assert np.isnan(only(around(5, unknown).in_poll))
+    running = process(12, [(10, Act(run=1.0, state="R"))])  # had no occasion to tell
+    assert only(around(5, running).in_poll) == pytest.approx(0)
+    assert np.isnan(only(around(5, known, unknown).in_poll))

@@ -69,13 +69,15 @@ def load(con: duckdb.DuckDBPyConnection, at: Mapping[str, Any], where: str) -> N
         " ORDER BY pid, start_ns, mono_ns",
         at,
     )
+    ever = con.execute("SELECT min(mono_ns) FROM tick WHERE collector = 'tcp_socket'").fetchone()
+    first = ever[0] if ever else None
     received = {}
     for (pid, start_ns), own in rows.groups("pid", "start_ns").items():
         times, values = own["mono_ns"].astype(np.int64), own["rx_bytes"].astype(np.float64)
         before = looks[looks < times[0]]
-        if len(before) > 1:
+        if len(before) > 1 or (len(before) == 1 and before[0] == first):
             # Its connections are newer than the last look without it, and are counted in whole. Of
-            # the first look of a range the rows may be just outside.
+            # the first look of a range the rows may be just outside; at the very first they are 0.
             times = np.concatenate((before[-1:], times))
             values = np.concatenate(([0.0], values))
         received[int(pid), int(start_ns)] = counter(times, values, gap_ns=_GAP_NS)
