@@ -123,6 +123,7 @@ class Profile:
         return self._row(mono_ns)
 
     def _read(self, host: Host) -> None:
+        self.asleep = (None, None)
         directory = f"proc/{self.pid}"
         command = _read(host, f"{directory}/cmdline")
         self._facts = Facts(
