@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whyidle_rules.pipeline import Schedule, of_totals, order, replay, what_if
+from whyidle_rules import pipeline
+from whyidle_rules.pipeline import (
+    Schedule,
+    bubble_ratio,
+    interleaved,
+    of_totals,
+    order,
+    replay,
+    what_if,
+)
 from whyidle_rules.recording.series import Floats
 
 STRAGGLER = Path(__file__).parents[1].parent / "shared/recorded-runs/straggler-bytedance"
@@ -28,6 +37,47 @@ def test_even_stages_have_the_bubble_of_the_book(
 ) -> None:
     """(stages - 1) passes of each kind are waited for, whatever the order."""
     assert replay(*even(stages, batches), schedule) == 3.0 * (batches + stages - 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "batches", "virtual"), [(2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 9, 4), (1, 3, 2)]
+)
+def test_interleaved_stages_divide_the_bubble_by_their_number(
+    devices: int, batches: int, virtual: int
+) -> None:
+    """Narayanan et al.: (devices - 1) / (virtual x micro-batches) of the computing."""
+    found = bubble_ratio(devices, batches, "interleaved", virtual)
+    assert found == pytest.approx((devices - 1) / (virtual * batches))
+    plain = bubble_ratio(devices, batches, "1f1b")
+    assert plain == pytest.approx((devices - 1) / batches)
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2)])
+def test_long_steps_take_what_a_replay_of_them_would(
+    schedule: Schedule, virtual: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = np.array([1.0, 1.3, 0.9, 1.1])
+    replayed = of_totals(work, 32, schedule, virtual)
+    monkeypatch.setattr(pipeline, "_REPLAY_MOST", 0)
+    told = of_totals(work, 32, schedule, virtual)
+    assert told.step_s == pytest.approx(replayed.step_s, rel=0.03)
+    assert told.even_s == pytest.approx(replayed.even_s, rel=0.001)
+    assert told.ideal_s == pytest.approx(replayed.ideal_s)
+    assert told.guilty == replayed.guilty
+
+
+def test_the_order_of_interleaved_stages() -> None:
+    assert interleaved(1, 2, 4, 2)[:4] == [("F", 0, 0), ("F", 1, 0), ("F", 0, 1), ("B", 0, 1)]
+    every = interleaved(0, 2, 4, 2)
+    assert sorted(every) == sorted((k, b, c) for k in "FB" for b in range(4) for c in range(2))
+    with pytest.raises(ValueError, match="unevenly"):
+        interleaved(0, 2, 3, 2)
+
+
+def test_a_longer_device_of_an_interleaved_schedule_is_the_guilty_one() -> None:
+    found = of_totals(np.array([1.0, 1.0, 1.6, 1.0]), 8, "interleaved", 2)
+    assert found.guilty == 2
+    assert found.slowdown > 1.2
 
 
 def test_the_order_of_1f1b() -> None:

@@ -19,6 +19,7 @@ from recording_rows import (
     holds,
     listed,
     s,
+    start_of,
     windows,
 )
 from whyidle.clock import NS_PER_S
@@ -27,6 +28,7 @@ from whyidle.schema import (
     NvLink,
     Probe,
     ProbeInfo,
+    ProcessInfo,
     RdmaInfo,
     RdmaPort,
     RdmaTraffic,
@@ -298,7 +300,7 @@ def _shifted(rows: Sequence[Row], by_ns: int, *, wall: bool = True) -> list[Row]
 def told_of(rank: int, stage: int, *, stages: int = 2, batches: int = 4) -> list[Row]:
     """Return a process with a page that tells its stage, on the GPU of that rank."""
     pid = 100 + rank
-    from recording_rows import Act, process, start_of
+    from recording_rows import Act, process
 
     start = start_of(0.0)
     pages = [
@@ -323,10 +325,9 @@ def told_of(rank: int, stage: int, *, stages: int = 2, batches: int = 4) -> list
 
 
 def test_stages_that_wait_in_turns_pay_for_the_schedule() -> None:
-    """Two even stages, four micro-batches: each waits a fifth of a step, by the book."""
-    even = [COMPUTES] * 4 + [POLLS]
-    spread = [even[n % 5] for n in range(8)]
-    more = [row for rank in range(2) for row in told_of(rank, rank)]
+    """Two even stages, seven micro-batches: each waits an eighth of a step, by the book."""
+    spread = [COMPUTES] * 4 + [POLLS] + [COMPUTES] * 3
+    more = [row for rank in range(2) for row in told_of(rank, rank, batches=7)]
     con = connect(job(*(rank_rows(rank, spread) for rank in range(2)), more=more))
     engine.fill(con)
     schedule, imbalance, late, coll = sums(
@@ -337,6 +338,63 @@ def test_stages_that_wait_in_turns_pay_for_the_schedule() -> None:
     assert schedule is not None and imbalance is not None and late is not None
     assert schedule + imbalance + late == pytest.approx(spinning, rel=0.05)
     assert schedule > 0.95 * spinning
+
+
+@pytest.mark.parametrize(
+    ("polled", "batches", "booked"),
+    [(0.11, 4, 0.18), (0.0, 4, 0.0), (0.02, 4, 0.02), (0.11, 16, 0.11)],
+    ids=[
+        "too little for the schedule",
+        "no spinning at all",
+        "hardly any",
+        "what the schedule has",
+    ],
+)
+def test_what_a_schedule_needs_is_booked_where_some_of_it_is_seen(
+    polled: float, batches: int, booked: float
+) -> None:
+    """Each window holds the same bit of a step: a fill of 0.9 that computing might have, or not."""
+    # As the most full windows have it, computing fills 0.9; in the others some of it is polling.
+    share = 2 * polled
+    full, part = (1.0, 0.9), (1.0, 0.9 * (1 - share) + 0.08 * share)
+    spread = [full, part] * 4
+    more = [row for rank in range(2) for row in told_of(rank, rank, batches=batches)]
+    con = connect(job(*(rank_rows(rank, spread) for rank in range(2)), more=more))
+    engine.fill(con)
+    spun, parts, whole, schedule = sums(
+        con, 0, "spinning_s", "working_s + spinning_s + empty_s", "d_s", "bubble_schedule_s"
+    )
+    assert spun == pytest.approx(SECONDS * booked, rel=0.06, abs=0.05)
+    assert parts == pytest.approx(whole)
+    assert schedule is not None and spun is not None and schedule <= spun + 1e-9
+    # Another job of the same ranks and kernels without a pipeline keeps the least.
+    con = connect(job(*(rank_rows(rank, spread) for rank in range(2))))
+    engine.fill(con)
+    assert sums(con, 0, "spinning_s") == [pytest.approx(SECONDS * polled, rel=0.06, abs=0.05)]
+
+
+def test_options_of_the_command_line_tell_of_a_pipeline_where_no_page_does(
+    rules: Sequence[Rule],
+) -> None:
+    """Of eight windows two poll; two stages of four micro-batches need a fifth of the time."""
+    spread = [COMPUTES] * 4 + [POLLS] * 2 + [COMPUTES] * 2
+    options = "--global-batch-size=4 --micro-batch-size=1 --pipeline-model-parallel-size=2"
+    infos = [
+        make_row(
+            ProcessInfo, mono_ns=s(0), pid=100 + rank, start_ns=start_of(0.0), kind="trainer",
+            rank=rank, world_size=2, parallel_options=options,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    told = [row for rank in range(2) for row in told_of(rank, rank)]
+    kept = [row for row in told if not isinstance(row, (Probe, ProbeInfo))]
+    ranks = [rank_rows(rank, spread) for rank in range(2)]
+    found = diagnosed(job(*ranks, more=[*kept, *infos]), rules)
+    by = {row.subcause: row.idle_s for row in found.ledger if row.cause == "pipeline_bubble"}
+    # A fourth of the computing of three quarters of the time, on both.
+    assert by == {"schedule": pytest.approx(2 * SECONDS * 0.1875, rel=0.05)}
+    without = diagnosed(job(*ranks, more=kept), rules)
+    assert not [row for row in without.ledger if row.cause == "pipeline_bubble"]
 
 
 def test_a_longer_stage_is_named_as_the_root(rules: Sequence[Rule]) -> None:

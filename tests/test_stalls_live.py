@@ -48,8 +48,8 @@ def test_live(tmp_path: Path, kind: str, strength: str) -> None:
     assert kept["windows"] == truth["windows"]
     (window,) = truth["windows"]
     rules = load_rules((), site=tmp_path / "no-site")
-    (charged,) = charge(tmp_path / "recording", rules, [window])
-    row = score(truth, window, charged, probe=True)
+    (told,) = charge(tmp_path / "recording", rules, [window])
+    row = score(truth, window, *told, probe=True)
     assert row.seen_idle_s == pytest.approx(row.idle_s, abs=0.03 * row.wall_s + EDGE_S)
     if row.right_share is None:
         assert row.blamed_share <= BLAMED, row.charged_s

@@ -1,12 +1,14 @@
 """What a pipeline schedule costs by itself, and what unequal stages add: a replay of one step.
 
 Each stage runs its forward and backward passes in the order of 1F1B (one forward, one backward,
-once the pipeline is full) or of GPipe (all forwards, then all backwards), each as soon as the stage
-is free and what it needs has come. Everything else follows from how long the passes take.
+once the pipeline is full), of GPipe (all forwards, then all backwards), or of interleaved 1F1B
+(each device runs several stages in turns), each as soon as the device is free and what it needs has
+come. Everything else follows from how long the passes take.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,11 +16,15 @@ import numpy as np
 
 from whyidle_rules.recording.series import Floats
 
-Schedule = Literal["1f1b", "gpipe"]
+Schedule = Literal["1f1b", "gpipe", "interleaved"]
 Pass = tuple[Literal["F", "B"], int]  # forward or backward, of which micro-batch
+# The same of one of the stages that a device runs: its chunk.
+ChunkPass = tuple[Literal["F", "B"], int, int]
 
 # A backward pass computes gradients of inputs and of weights: twice the work of a forward pass.
 BACKWARD_RATIO = 2.0
+# Passes: a replay takes a microsecond for each, and there is one for every ten seconds of a run.
+_REPLAY_MOST = 4000
 
 
 def order(schedule: Schedule, stage: int, stages: int, batches: int) -> list[Pass]:
@@ -32,32 +38,74 @@ def order(schedule: Schedule, stage: int, stages: int, batches: int) -> list[Pas
     return passes + [("B", i) for i in range(batches - ahead, batches)]
 
 
-def replay(forward: Floats, backward: Floats, schedule: Schedule = "1f1b") -> float:
+def interleaved(device: int, devices: int, batches: int, virtual: int) -> list[ChunkPass]:
+    """Return the passes of a device that runs `virtual` stages, as interleaved 1F1B orders them.
+
+    Micro-batches go round in as many as there are devices; raises ValueError where they do not come
+    out even. Source: Narayanan et al., arXiv 2104.04473, and Megatron-LM's schedules.py.
+    """
+    if batches % devices:
+        raise ValueError(f"{batches} micro-batches go round {devices} stages unevenly")
+    total, round_ = batches * virtual, devices * virtual
+
+    def batch(number: int) -> int:
+        return number // round_ * devices + number % devices
+
+    forward: list[ChunkPass] = [("F", batch(n), n % round_ // devices) for n in range(total)]
+    backward: list[ChunkPass] = [
+        ("B", batch(n), virtual - 1 - n % round_ // devices) for n in range(total)
+    ]
+    ahead = total
+    if batches > devices:
+        ahead = min(total, (devices - 1 - device) * 2 + (virtual - 1) * devices)
+    passes = forward[:ahead]
+    for number in range(total - ahead):
+        passes += [forward[ahead + number], backward[number]]
+    return passes + backward[total - ahead :]
+
+
+def replay(
+    forward: Floats, backward: Floats, schedule: Schedule = "1f1b", virtual: int = 1
+) -> float:
     """Return how long a step takes; durations have a row for each stage, a column for each batch.
 
-    Sending between stages takes no time of its own. Raises ValueError where shapes differ.
+    With `virtual` stages on each device, device d runs the stages d, d + devices, ... Sending
+    between stages takes no time of its own. Raises ValueError where shapes differ.
     """
     if forward.shape != backward.shape or forward.ndim != 2:
         raise ValueError(f"durations of shapes {forward.shape} and {backward.shape}")
     stages, batches = forward.shape
-    left = [order(schedule, stage, stages, batches)[::-1] for stage in range(stages)]
-    free = [0.0] * stages
+    devices = stages // virtual
+    if devices * virtual != stages:
+        raise ValueError(f"{stages} stages are not {virtual} on each device")
+    left = [_passes(schedule, device, devices, batches, virtual) for device in range(devices)]
+    free = [0.0] * devices
     done: dict[tuple[str, int, int], float] = {}
     while any(left):
         before = len(done)
-        for stage, passes in enumerate(left):
+        for device, passes in enumerate(left):
             while passes:
-                kind, batch = passes[-1]
+                kind, batch, chunk = passes[-1]
+                stage = chunk * devices + device
                 ready = _ready(done, kind, stage, batch, stages)
                 if ready is None:
                     break
                 took = (forward if kind == "F" else backward)[stage, batch]
-                free[stage] = max(free[stage], ready) + float(took)
-                done[kind, stage, batch] = free[stage]
+                free[device] = max(free[device], ready) + float(took)
+                done[kind, stage, batch] = free[device]
                 passes.pop()
         if len(done) == before:
             raise ValueError(f"the {schedule} schedule of {stages} stages cannot go on")
     return max(free)
+
+
+def _passes(
+    schedule: Schedule, device: int, devices: int, batches: int, virtual: int
+) -> list[ChunkPass]:
+    """Return the passes of a device, the last one first."""
+    if schedule == "interleaved":
+        return interleaved(device, devices, batches, virtual)[::-1]
+    return [(kind, batch, 0) for kind, batch in order(schedule, device, devices, batches)][::-1]
 
 
 def _ready(
@@ -95,23 +143,64 @@ class WhatIf:
         return self.step_s / self.even_s if self.even_s > 0 else 1.0
 
 
-def what_if(forward: Floats, backward: Floats, schedule: Schedule = "1f1b") -> WhatIf:
-    """Replay a step as it is, with even stages, and with each stage alone as it is."""
+def what_if(
+    forward: Floats, backward: Floats, schedule: Schedule = "1f1b", virtual: int = 1
+) -> WhatIf:
+    """Replay a step as it is, with even stages, and with each device alone as it is."""
     even = (np.full_like(forward, forward.mean()), np.full_like(backward, backward.mean()))
+    devices = forward.shape[0] // virtual
     only = []
-    for stage in range(forward.shape[0]):
+    for device in range(devices):
         mixed = (even[0].copy(), even[1].copy())
-        mixed[0][stage], mixed[1][stage] = forward[stage], backward[stage]
-        only.append(replay(*mixed, schedule))
+        own = slice(device, None, devices)
+        mixed[0][own], mixed[1][own] = forward[own], backward[own]
+        only.append(replay(*mixed, schedule, virtual))
     return WhatIf(
-        step_s=replay(forward, backward, schedule),
-        even_s=replay(*even, schedule),
-        ideal_s=float((forward + backward).sum() / forward.shape[0]),
+        step_s=replay(forward, backward, schedule, virtual),
+        even_s=replay(*even, schedule, virtual),
+        ideal_s=float((forward + backward).sum() / devices),
         only_s=tuple(only),
     )
 
 
-def of_totals(work_s: Floats, batches: int, schedule: Schedule = "1f1b") -> WhatIf:
-    """Replay a step of which only each stage's computing is known: equal batches, 1 to 2 passes."""
-    forward = np.repeat((work_s / batches / (1 + BACKWARD_RATIO))[:, None], batches, axis=1)
-    return what_if(forward, forward * BACKWARD_RATIO, schedule)
+def of_totals(
+    work_s: Floats, batches: int, schedule: Schedule = "1f1b", virtual: int = 1
+) -> WhatIf:
+    """Replay a step of which only each device's computing is known: batches and stages alike.
+
+    A backward pass takes twice as long as a forward one. Long steps are not replayed: with equal
+    batches they take what the longest device does, and one batch of all others.
+    """
+    if schedule == "interleaved" and (virtual < 2 or batches % len(work_s)):
+        schedule, virtual = "1f1b", 1
+    if len(work_s) * batches * virtual > _REPLAY_MOST:
+        return _by_the_book(work_s, batches * virtual)
+    each = np.tile(work_s / virtual, virtual) / batches / (1 + BACKWARD_RATIO)
+    forward = np.repeat(each[:, None], batches, axis=1)
+    return what_if(forward, forward * BACKWARD_RATIO, schedule, virtual)
+
+
+def _by_the_book(work_s: Floats, turns: int) -> WhatIf:
+    ideal = float(work_s.mean())
+
+    def step(work: Floats) -> float:
+        return float(work.max() + (work.sum() - work.max()) / turns)
+
+    only = []
+    for device in range(len(work_s)):
+        mixed = np.full(len(work_s), ideal)
+        mixed[device] = work_s[device]
+        only.append(step(mixed))
+    return WhatIf(
+        step_s=step(work_s),
+        even_s=step(np.full(len(work_s), ideal)),
+        ideal_s=ideal,
+        only_s=tuple(only),
+    )
+
+
+@functools.lru_cache
+def bubble_ratio(stages: int, batches: int, schedule: Schedule = "1f1b", virtual: int = 1) -> float:
+    """Return how much of its computing a device waits by the schedule alone, with even stages."""
+    even = of_totals(np.ones(stages), batches, schedule, virtual)
+    return even.even_s / even.ideal_s - 1.0

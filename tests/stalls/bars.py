@@ -16,8 +16,10 @@ CONFUSER = 0.02
 MIXTURE = 0.10
 # Most of a stall that goes to a wrong cause.
 WRONG = 0.10
-# Idle time that is seen and was not, or was and is not seen, of the wall time. A stretch is cut by
-# whole windows of 125 ms.
+# Idle time that is seen and was not, or was and is not told of, of the wall time. A stretch is cut
+# by whole windows of 125 ms. Of spinning the least is booked and the most is told (underfilled):
+# where each window holds the same bit of communication, nothing tells it from kernels that fill the
+# chip a little less, and to book it would be to accuse those.
 SEEN = 0.02
 # Of the seconds that ranks are said to have waited for another: least share charged to the rank
 # that was waited for, and to what held that one up.

@@ -18,6 +18,7 @@ from whyidle.collect.process_kind import (
     families,
     kind_of,
 )
+from whyidle.collect.process_layout import parse_layout
 from whyidle.collect.process_text import (
     NO_STATUS,
     Stat,
@@ -53,6 +54,7 @@ class Profile:
         "_cgroup",
         "_facts",
         "_job",
+        "_layout",
         "_namespace",
         "_settled",
         "_threads_count",
@@ -88,6 +90,7 @@ class Profile:
         self._cgroup: str | None = None
         self._namespace: str | None = None
         self._job = Job()
+        self._layout: str | None = None
         self._again_ns: int | None = None
         self._settled = False
         self._threads_ns: int | None = None
@@ -132,6 +135,7 @@ class Profile:
             has_gpu=self._facts.has_gpu,
             threads=self._facts.threads,
         )
+        self._layout = None if command is None else parse_layout(command)
         environ = _read(host, f"{directory}/environ")
         self._job = Job() if environ is None else parse_environ(environ)
         cgroup = _read(host, f"{directory}/cgroup")
@@ -166,6 +170,7 @@ class Profile:
             kind=self.kind,
             comm=self._facts.comm,
             command=self._facts.command,
+            parallel_options=self._layout,
             rank=self._job.rank,
             local_rank=self._job.local_rank,
             world_size=self._job.world_size,

@@ -22,6 +22,9 @@ class ProcessInfo:
     )
     comm: str | None = label("Name of its main thread.")
     command: str | None = label("Command line, cut at 512 bytes.")
+    parallel_options: str | None = label(
+        "Options anywhere on it that share out a job: --pipeline-model-parallel-size=4 ..."
+    )
     rank: int | None = label("Global rank (RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK ...).")
     local_rank: int | None = label("Rank on its node.")
     world_size: int | None = label("Ranks of the job.")

@@ -17,6 +17,7 @@ from whyidle_rules.recording import lifecycle, loading, phases, spin
 from whyidle_rules.recording.columns import Columns, Table
 from whyidle_rules.recording.exposure import exposed
 from whyidle_rules.recording.known import Known
+from whyidle_rules.recording.layout import layout
 from whyidle_rules.recording.lifecycle import WHOLLY_EMPTY_RATIO
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.processes import Proc
@@ -208,6 +209,17 @@ def _identity(table: Table, rows: slice, proc: Proc, told: Told | None) -> None:
             value = told.info.get(name)
             table.put(name, rows, np.nan if value is None else float(value))
         table.put("pipeline_schedule", rows, told.info.get("pipeline_schedule"))
+    own = table.columns
+    if np.isnan(own["pipeline_stages"][rows]).all():
+        world = own["world_size"][rows]
+        size = int(world[0]) if len(world) and world[0] > 0 else None
+        found = layout(info.get("parallel_options"), None if rank is None else int(rank), size)
+        if found is not None:
+            table.put("pipeline_stage", rows, float(found.stage))
+            table.put("pipeline_stages", rows, float(found.stages))
+            table.put("pipeline_batches", rows, float(found.batches))
+            table.put("pipeline_virtual", rows, float(found.virtual))
+            table.put("pipeline_schedule", rows, "interleaved" if found.virtual > 1 else "1f1b")
 
 
 def _share_out(

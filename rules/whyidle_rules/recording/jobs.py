@@ -11,11 +11,14 @@ import numpy as np
 from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
+from whyidle_rules.pipeline import Schedule
+from whyidle_rules.recording import bubbles as pipelines
+from whyidle_rules.recording.bubbles import Pipeline
 from whyidle_rules.recording.columns import Columns
 from whyidle_rules.recording.known import Known
 from whyidle_rules.recording.meetings import Clocks, Meetings, relate
 from whyidle_rules.recording.runs import Run, group, mode, runs
-from whyidle_rules.recording.series import Floats, Truths
+from whyidle_rules.recording.series import Array, Floats, Truths
 from whyidle_rules.recording.spans import Machine
 from whyidle_rules.recording.windows import Gpu
 
@@ -33,16 +36,6 @@ Cause = tuple[str, str]
 SLOW: Cause = ("slow_compute", "more_work")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """A pipeline: the stage of each member, stages, micro-batches of a step, and its schedule."""
-
-    stage: Ints
-    stages: int
-    batches: int
-    gpipe: bool
-
-
 @dataclass(slots=True)
 class Job:
     """Ranks of one job on a common grid of bins of wall time.
@@ -51,7 +44,8 @@ class Job:
     job's, `bins` the bin of each of those. Arrays have a row for each member and a column for each
     bin: seconds in communication, of windows, working. Communication is what spins on the GPU and
     what the launching thread waits for with an empty one. `late` is the member that others waited
-    for in each bin, -1 for nobody; `wait` the share of its communication that each one waited, and
+    for in each bin, -1 for nobody; `raised` the share of what may have been spinning that was, as a
+    pipeline's schedule says; `wait` the share of its communication that each one waited, and
     `gone` says in which bins the late one had no process.
     """
 
@@ -65,6 +59,7 @@ class Job:
     wait: Floats
     gone: Truths
     working: Floats
+    raised: Floats
     pipeline: Pipeline | None = None
     bubbles: tuple[Floats, Floats] | None = None
     causes: dict[Cause, Floats] = field(default_factory=dict)
@@ -91,8 +86,9 @@ class _Rank:
     bins: Ints
     at: Ints
     seconds: Mapping[str, Floats]
-    place: tuple[int | None, int | None, int | None]
-    gpipe: bool
+    place: tuple[int | None, int | None, int | None, int | None]
+    schedule: str | None
+    probed: bool
 
     def on(self, name: str, first: int, size: int) -> Floats:
         """Return seconds of a column on the grid of a job."""
@@ -142,7 +138,10 @@ def _rank(run: Run, bins: Ints, columns: Columns) -> _Rank:
     host, message = (own.get(name, nothing) for name in ("host_coll_s", "host_p2p_s"))
     dark = np.isnan(host)
     told = ~np.isnan(own.get("comm_s", nothing)) | ~dark
-    windows = {name: own.get(name, nothing) for name in ("spinning_s", "working_s", "no_process_s")}
+    windows = {
+        name: own.get(name, nothing)
+        for name in ("spinning_s", "working_s", "no_process_s", "underfilled_s", "empty_s")
+    }
     windows["host_s"] = np.nan_to_num(host) + np.nan_to_num(message)
     windows["dark_s"], windows["d_s"] = length * dark, length * told
 
@@ -157,9 +156,21 @@ def _rank(run: Run, bins: Ints, columns: Columns) -> _Rank:
             name: np.bincount(at, weights=np.nan_to_num(values)).astype(np.float64)
             for name, values in windows.items()
         },
-        place=(usual("pipeline_stage"), usual("pipeline_stages"), usual("pipeline_batches")),
-        gpipe="pipeline_schedule" in own and "gpipe" in own["pipeline_schedule"].tolist(),
+        place=(
+            usual("pipeline_stage"),
+            usual("pipeline_stages"),
+            usual("pipeline_batches"),
+            usual("pipeline_virtual"),
+        ),
+        schedule=_word(own.get("pipeline_schedule")),
+        probed=usual("probed") == 1,
     )
+
+
+def _word(values: Array | None) -> str | None:
+    """Return the last word of a column that is one."""
+    found = [] if values is None else [word for word in values.tolist() if word is not None]
+    return found[-1] if found else None
 
 
 def _job(ranks: Sequence[_Rank]) -> Job:
@@ -169,6 +180,15 @@ def _job(ranks: Sequence[_Rank]) -> Job:
         np.array([one.on(name, first, size) for one in ranks])
         for name in ("spinning_s", "host_s", "dark_s", "d_s", "no_process_s", "working_s")
     )
+    pipeline = _pipeline(ranks)
+    raised = np.zeros_like(spun)
+    if pipeline is not None:
+        more, empty = (
+            np.array([one.on(name, first, size) for one in ranks])
+            for name in ("underfilled_s", "empty_s")
+        )
+        raised = pipelines.raised(pipeline, spun, more, empty, covered)
+        spun, working = spun + raised * more, working - raised * more
     spin = spun + host
     share = spin / np.maximum(covered, 1e-9)
     least = share.min(axis=0) + EQUAL_RATIO
@@ -193,7 +213,8 @@ def _job(ranks: Sequence[_Rank]) -> Job:
         late=late,
         wait=wait,
         working=working,
-        pipeline=_pipeline(ranks),
+        pipeline=pipeline,
+        raised=raised,
         gone=(late >= 0) & absent[late, np.arange(size)],
     )
 
@@ -218,15 +239,18 @@ def _pipeline(ranks: Sequence[_Rank]) -> Pipeline | None:
     """Return the pipeline that all members tell of, alike; else None."""
     if len({one.place[1:] for one in ranks}) != 1:
         return None
-    stages, batches = ranks[0].place[1:]
+    stages, batches, virtual = ranks[0].place[1:]
     places = [one.place[0] for one in ranks if one.place[0] is not None]
     if not stages or not batches or set(places) != set(range(stages)):
         return None
+    schedules: dict[str | None, Schedule] = {"gpipe": "gpipe", "interleaved": "interleaved"}
     return Pipeline(
         stage=np.array(places, dtype=np.int64),
         stages=stages,
         batches=batches,
-        gpipe=ranks[0].gpipe,
+        schedule=schedules.get(ranks[0].schedule, "1f1b"),
+        virtual=virtual or 1,
+        alone=len(ranks) == stages and all(one.probed for one in ranks),
     )
 
 

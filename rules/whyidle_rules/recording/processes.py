@@ -240,6 +240,7 @@ def _closed(con: duckdb.DuckDBPyConnection, here: Mapping[str, Any]) -> dict[Ide
 _INFO = (
     "kind", "rank", "local_rank", "world_size", "job", "cgroup", "cpus_allowed_count",
     "thread_kinds", "command", "net_namespace",
+    "parallel_options",
 )  # fmt: skip
 
 

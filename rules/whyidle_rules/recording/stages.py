@@ -17,12 +17,10 @@ import numpy as np
 from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
 from whyidle_rules.pipeline import WhatIf, of_totals
+from whyidle_rules.recording.bubbles import BLOCK_BINS, Pipeline
 from whyidle_rules.recording.columns import Columns
-from whyidle_rules.recording.jobs import SLOW, Job, Pipeline
+from whyidle_rules.recording.jobs import SLOW, Job
 from whyidle_rules.recording.series import Floats
-
-# Ten seconds: many steps, and short enough for a stall to stand out.
-BLOCK_BINS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,7 @@ def blocks(job: Job, pipeline: Pipeline) -> list[Block]:
             nothing = np.full(len(waiting), np.nan)
             found.append(Block(bins=bins, schedule=nothing, imbalance=nothing, longest=-1))
             continue
-        what = of_totals(by_stage, pipeline.batches, "gpipe" if pipeline.gpipe else "1f1b")
+        what = of_totals(by_stage, pipeline.batches, pipeline.schedule, pipeline.virtual)
         schedule, imbalance = _split(what, by_stage, pipeline, waiting)
         longest = int(np.flatnonzero(pipeline.stage == int(by_stage.argmax()))[0])
         found.append(Block(bins=bins, schedule=schedule, imbalance=imbalance, longest=longest))
@@ -82,13 +80,22 @@ def tell(job: Job, pipeline: Pipeline, row: int, at: Ints, columns: Columns) -> 
             schedule[:, block.bins] = block.schedule[:, None]
             imbalance[:, block.bins] = block.imbalance[:, None]
         job.bubbles = schedule, imbalance
+    more = np.nan_to_num(columns["underfilled_s"]) * job.raised[row][at]
+    for name, sign in (("spinning_s", 1.0), ("working_s", -1.0), ("underfilled_s", -1.0)):
+        columns[name] = columns[name] + sign * more
     own = columns["spinning_s"]
     of_schedule, of_imbalance = (own * share[row][at] for share in job.bubbles)
-    columns["coll_s"], columns["comm_s"] = np.zeros(len(at)), np.zeros(len(at))
-    columns["p2p_s"] = own
+    late = np.maximum(0.0, own - of_schedule - of_imbalance)
+    rest = np.zeros(len(at))
+    if not pipeline.alone:
+        # Ranks that share a stage reduce gradients as well, and tensors: what is more than the
+        # schedule and unequal stages make them wait may be that.
+        rest, late = late, rest
+    columns["coll_s"], columns["comm_s"] = np.zeros(len(at)), rest
+    columns["p2p_s"] = own - rest
     columns["bubble_schedule_s"] = of_schedule
     columns["bubble_imbalance_s"] = of_imbalance
-    columns["bubble_late_s"] = np.maximum(0.0, own - of_schedule - of_imbalance)
+    columns["bubble_late_s"] = late
     message = columns["host_p2p_s"]
     of_schedule, of_imbalance = (message * share[row][at] for share in job.bubbles)
     columns["host_schedule_s"] = of_schedule
