@@ -97,21 +97,21 @@ def cause_table() -> str:
     rows = []
     for cause in causes.CAUSES:
         for subcause, clause in cause.subcauses.items():
-            root_only = " (as a root only: why a rank came late)" if cause.root_only else ""
+            root_only = " (never idle: why a rank came late)" if cause.root_only else ""
             rows.append((f"`{cause.slug}`", f"`{subcause}`", clause + root_only))
     return _table(("cause", "subcause", "the GPU was idle because"), rows)
 
 
 def rule_table() -> str:
     """Return the built-in rules."""
-    order = [group.id for group in groups.GROUPS]
+    order = [*(group.id for group in groups.GROUPS), ""]
     rules = sorted(load_rules(site=NOWHERE), key=lambda rule: (order.index(rule.group), rule.id))
     rows = [
         (
             f"`{rule.id}`",
             rule.title,
             f"`{rule.cause}/{rule.subcause}`",
-            f"`{rule.group}`",
+            f"`{rule.group}`" if rule.group else "beside the ledger",
             rule.grade,
             ", ".join(
                 [*(f"`{column}`" for column in rule.needs), *(f"no `{c}`" for c in rule.lacks)]

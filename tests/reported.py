@@ -17,7 +17,8 @@ Row = dict[str, Value]
 class Report:
     """A report: where to read it, what was seen, and what is to be said of it.
 
-    `says` is "cause/subcause"; "" where nothing may be blamed. `not_told` says why it is not told
+    `says` is "cause/subcause"; "" where nothing may be blamed.
+    Of slow work it is told beside the ledger. `not_told` says why it is not told
     yet; such a report has no evidence.
     """
 
@@ -60,6 +61,17 @@ def _empty(row: Row) -> Row:
 
 def _spinning(row: Row) -> Row:
     return {"d_s": 1.0, "spinning_s": 1.0, **row}
+
+
+# A card at a third of its clock.
+_SLOWED: Row = {
+    "sm_clock_megahertz": 660.0, "sm_clock_max_megahertz": 1980.0, "power_slowed_s": 0.0,
+    "power_lost_s": 0.0, "heat_slowed_s": 0.0, "heat_lost_s": 0.0,
+}  # fmt: skip
+
+
+def _working(row: Row) -> Row:
+    return {"d_s": 1.0, "working_s": 1.0, **row}
 
 
 REPORTS: tuple[Report, ...] = (
@@ -110,8 +122,8 @@ REPORTS: tuple[Report, ...] = (
         id="S05",
         title="Copies into pinned memory use all cores",
         url=_GITHUB + "pytorch/pytorch/issues/25010",
-        not_told="CPU time is recorded by process, not by thread: it is told as a trainer that "
-        "computes, or as oversubscription where others wait for CPUs",
+        not_told="the threads that copy are OpenMP's and have the name of the trainer: their CPU "
+        "time is told as oversubscription where others wait for CPUs",
     ),
     Report(
         id="S06",
@@ -221,7 +233,8 @@ REPORTS: tuple[Report, ...] = (
         id="S20",
         title="A card on lanes of the chipset, with the same link status",
         url=_GITHUB + "noonghunna/club-3090/pull/895",
-        not_told="both cards report the same link; only a test of its bandwidth tells them apart",
+        not_told="both cards report the same link, and one that copies from pageable memory is as "
+        "slow on a good one; only a test of its bandwidth tells them apart",
     ),
     Report(
         id="S21",
@@ -248,8 +261,8 @@ REPORTS: tuple[Report, ...] = (
         id="S24",
         title="ACS breaks GPUDirect: it works, and is slow",
         url=_GITHUB + "NVIDIA/nccl/issues/928",
-        not_told="the path between GPU and NIC is recorded (gpu_distance, gpudirect_info), and no "
-        "rule compares bandwidth with it yet",
+        says="collective/gpudirect_off",
+        row=_spinning({**_SPINS, "coll_bounced_s": 1.0, "coll_transport": "ib"}),
     ),
     Report(
         id="S25",
@@ -281,7 +294,8 @@ REPORTS: tuple[Report, ...] = (
         id="S29",
         title="Receivers are not ready, and senders wait for a timer",
         url=_GITHUB + "autoscriptlabs/nccl-mesh-plugin/issues/58",
-        not_told="receiver_not_ready is recorded by port, and no rule reads it yet",
+        says="collective/receiver_not_ready",
+        row=_spinning({**_SPINS, "coll_unready_s": 1.0, "coll_transport": "roce"}),
     ),
     Report(
         id="S30",
@@ -335,8 +349,8 @@ REPORTS: tuple[Report, ...] = (
         id="S36",
         title="96 % utilization at 20 W: a kernel that never ends",
         url=_GITHUB + "NVIDIA/nccl/issues/2213",
-        not_told="a kernel is resident, so the GPU is not idle by its counters; power is recorded, "
-        "and no rule compares it with utilization yet",
+        says="slow_compute/stuck_kernel",
+        row=_working({"stuck_s": 1.0, "power_watts": 20.0, "empty_power_watts": 19.0}),
     ),
     Report(
         id="S37",
@@ -384,13 +398,14 @@ REPORTS: tuple[Report, ...] = (
         id="S43",
         title="A power cap or heat slows the clocks",
         url="https://forums.developer.nvidia.com/t/205097",
-        not_told="slow work is work: throttled time is recorded (gpu_state), and no rule speaks "
-        "of it; a rank that is slow for it shows as late",
+        says="slow_compute/power_cap",
+        row=_working({**_SLOWED, "power_slowed_s": 1.0, "power_lost_s": 0.67}),
     ),
     Report(
         id="S44",
         title="Affinity was suspected, clocks were it",
         url=_GITHUB + "pytorch/pytorch/issues/107366",
-        not_told="as S43; affinity is not blamed, since nothing waits for a CPU",
+        says="slow_compute/low_clock",
+        row=_working({**_SLOWED, **_OWN}),
     ),
 )

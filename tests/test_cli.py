@@ -212,6 +212,7 @@ KEYS: dict[str, set[str]] = {
         "why",
         "grade",
         "ranks",
+        "beside_s",
     },
     "findings.what_if": {"gpu_s_returned", "gpu_hours_returned", "money_returned"},
     "root_causes.what_if": {"gpu_s_returned", "gpu_hours_returned", "money_returned"},

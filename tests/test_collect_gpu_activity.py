@@ -118,11 +118,11 @@ def test_what_is_not_offered_is_said_once(node: Standin, agent: GpuAgent) -> Non
     agent.window()
     uuid = node.state.gpus[0].uuid
     told = [text for subject, text in agent.notes() if subject == f"{uuid} GPM"]
-    assert told == ["not offered by this GPU or driver: 100, 101"]
+    assert told == ["some metrics are not offered: 100, 101"]
     node.state.gpus[0].gpm(without=[3])
     agent.window()
     told = [text for subject, text in agent.notes() if subject == f"{uuid} GPM"]
-    assert told[1:] == ["not offered by this GPU or driver: 3, 100, 101"]
+    assert told[1:] == ["some metrics are not offered: 3, 100, 101"]
 
 
 def test_the_first_run_has_no_window_and_a_soon_one_neither(agent: GpuAgent) -> None:

@@ -354,7 +354,7 @@ def test_the_screen() -> None:
         "                      $ sudo sysctl a=1\n"
         "                        # from then on\n"
         f"{'':22}blind without it: rule0, rule1, rule2, rule3, rule4, rule5 and 2 more\n"
-        "  ! other             hangs (so do another)\n"
+        "  ! other             hangs (also: another)\n"
         "                      blind without it: z\n"
         "\n"
         "1 work, 3 can be mended, 1 are not on this machine.\n"

@@ -11,6 +11,9 @@ from recording_rows import UUID, Act, clocks, connect, gpu, holds, listed, proce
 from whyidle.schema import GpuEvent, GpuState
 from whyidle.table import Row
 from whyidle_rules.recording import engine
+from whyidle_rules.recording.diagnose import diagnose
+from whyidle_rules.recording.spans import spans
+from whyidle_rules.rule_load import load_rules
 
 SECONDS = 20
 LANES_4_X16_BYTES_PER_S = 1.969e9 * 16 * 0.85
@@ -93,3 +96,79 @@ def test_copies_that_leave_the_link_room_take_nothing() -> None:
     copies, ran = total(rows, "pcie_copy_s", "main_run_s")
     assert copies == 0
     assert ran is not None and ran > 5
+
+
+def answers(codes: list[int], uuid: str = UUID) -> list[Row]:
+    """Return NVML's answer, a second each."""
+    return [
+        make_row(GpuState, mono_ns=s(second), uuid=uuid, nvml_return=code)
+        for second, code in enumerate(codes)
+    ]
+
+
+def test_a_lost_gpu_has_no_samples_and_is_idle_for_being_lost() -> None:
+    """It computes for five seconds, is lost for ten, and is there again after a reset."""
+    rows = [
+        *story([1.0] * 40, answers([0] * 5 + [15] * 8 + [16] * 3 + [0] * 5)),
+        *windows([1.0] * 32, at=16),
+    ]
+    found = total(rows, "lost_s", "empty_s", "working_s", "main_run_s", "no_process_s")
+    assert found[0] == pytest.approx(10)
+    assert found[1] == pytest.approx(10)
+    assert found[2] == pytest.approx(9)
+    assert (found[3] or 0) + (found[4] or 0) == pytest.approx(0)
+
+
+def test_the_time_of_a_gpu_that_never_comes_back_belongs_to_the_run() -> None:
+    rows = story([1.0] * 40, answers([0] * 5 + [15] * 16))
+    con = connect(rows)
+    found = diagnose(con, ["x"], load_rules(), spans(con, None, None))
+    (row,) = [row for row in found.ledger if row.cause == "hardware"]
+    assert (row.subcause, row.grade) == ("gpu_lost", "observed")
+    assert row.idle_s == pytest.approx(15)
+    assert "hardware" in found.headline.lower()
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [[0] * 21, [0] * 5 + [15] + [0] * 15, [0] * 5 + [999] * 16, []],
+    ids=["answers", "one answer", "another error", "never asked"],
+)
+def test_what_makes_no_gpu_lost(codes: list[int]) -> None:
+    found = total(story([1.0] * 40, answers(codes)), "lost_s", "empty_s")
+    assert (found[0] or 0, found[1]) == (0, 0)
+    assert (found[0] is None) == (codes == [])
+
+
+@pytest.mark.parametrize("how", ["uuid", "address"])
+def test_an_error_of_a_gpu_is_one_of_its_mig_devices(how: str) -> None:
+    device = "MIG-0"
+    address = "0000:19:00.0"
+    known = [
+        gpu("GPU-W", 0, pci_bus_id=address),
+        gpu(device, 0, parent_uuid="GPU-W", pci_bus_id=address),
+    ]
+    event = make_row(
+        GpuEvent,
+        mono_ns=s(5.0),
+        uuid="GPU-W" if how == "uuid" else None,
+        pci_bus_id=address,
+        kind="xid",
+        xid=48,
+        source="kmsg",
+    )
+    busy = windows([1.0] * 40 + [0.0] * 120, uuid=device)
+    found = total([*clocks(0, SECONDS), *known, *busy, event], "xid_s", "empty_s")
+    assert found[0] == pytest.approx(15, abs=0.2)
+    assert found[1] == 15
+
+
+def test_a_mig_device_is_lost_with_its_gpu() -> None:
+    known = [gpu("GPU-W", 0), gpu("MIG-0", 0, parent_uuid="GPU-W")]
+    told = answers([0] * 5 + [15] * 16, "GPU-W")
+    rows = [*clocks(0, SECONDS), *known, *windows([1.0] * 40, uuid="MIG-0"), *told]
+    con = connect(rows)
+    engine.fill(con, until_ns=s(SECONDS))
+    assert con.execute("SELECT uuid, sum(lost_s) FROM evidence GROUP BY ALL").fetchall() == [
+        ("MIG-0", pytest.approx(15))
+    ]

@@ -71,6 +71,8 @@ CAUSES: tuple[Cause, ...] = (
             "congestion": "the fabric was congested",
             "link_degraded": "a link ran below its speed",
             "wrong_transport": "a slower transport than the one at hand was used",
+            "gpudirect_off": "network cards could not reach GPU memory and data went by the host",
+            "receiver_not_ready": "receivers had posted no buffer and senders waited for a timer",
             "late_rank": "a collective waited for a rank that came late",
             "hang": "a rank was gone, and the others waited for it in collectives",
             "exposed": "a collective ran with nothing beside it; whether it waited or moved data "
@@ -146,6 +148,10 @@ CAUSES: tuple[Cause, ...] = (
         subcauses={
             "more_work": "a rank computed longer than its peers: a bigger batch, longer sequences "
             "or lower clocks",
+            "power_cap": "a rank computed at a clock that its power limit held down",
+            "heat": "a rank computed at a clock that heat held down",
+            "low_clock": "a rank computed at a lower clock than its peers",
+            "stuck_kernel": "a kernel was resident and drew no more power than an empty GPU",
         },
         root_only=True,
     ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import duckdb
 
-from whyidle_rules import database, evidence
+from whyidle_rules import beside, database, evidence
 from whyidle_rules.allocate import allocate
 from whyidle_rules.rule import Case, Rule, Value
 
@@ -17,7 +17,7 @@ TOLERANCE_S = 1e-6  # a window's nanoseconds are rounded a few times
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a rule was granted in one of its cases, in seconds."""
+    """What a rule was granted in one of its cases, or told beside the ledger, in seconds."""
 
     rule: Rule
     case: Case
@@ -42,6 +42,7 @@ def check_query(rules: Sequence[Rule]) -> None:
     """Run the compiled rules over no evidence at all: DuckDB binds every column and type."""
     with sandbox() as con:
         allocate(con, rules)
+        beside.windows(con, rules)
 
 
 def run_cases(rules: Sequence[Rule], only: Collection[str] | None = None) -> list[Result]:
@@ -59,10 +60,15 @@ def run_cases(rules: Sequence[Rule], only: Collection[str] | None = None) -> lis
         fill(con, rows)
         allocate(con, rules)
         granted = con.execute("SELECT window_id, rule, ns FROM grants").fetchall()
+        told = beside.windows(con, rules)
     for window_id, rule_id, ns in granted:
         number = owner[window_id]
         if cases[number][0].id == rule_id:
             granted_s[number] += ns / 1e9
+    for (window_id, rule_id), seconds in told.items():
+        number = owner[window_id]
+        if cases[number][0].id == rule_id:
+            granted_s[number] += seconds
     return [
         Result(rule=rule, case=case, granted_s=seconds)
         for (rule, case), seconds in zip(cases, granted_s, strict=True)

@@ -29,7 +29,7 @@ _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `whyidle`."""
     parser = whyidle_parser()
-    return _guarded(lambda: _dispatch(parser.parse_args(argv)))
+    return _guarded(lambda: _dispatch(_parsed(parser, argv)))
 
 
 def diagnose_main(argv: Sequence[str] | None = None) -> int:
@@ -113,6 +113,16 @@ def _rate(text: str) -> float:
     if not 0.1 <= value <= 1000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0.1 and 1000")
     return value
+
+
+def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse; what is unknown to a command is that command's complaint, and its help says more."""
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        name = f"{parser.prog} {args.command}"
+        listed = " ".join(unknown)
+        parser.exit(2, f"{name}: unrecognized arguments: {listed}; see {name} --help.\n")
+    return args
 
 
 def _dispatch(args: argparse.Namespace) -> int:

@@ -104,13 +104,14 @@ def _facts(pool: Pool, parts: list[Part]) -> list[str]:
         for member in part.members:
             rule = member.rule
             columns.append(f"{amount_sql(rule)} AS {member.key}_amount")
-            columns.append(f"{_knows(rule)} AS {member.key}_knows")
+            columns.append(f"{knows_sql(rule)} AS {member.key}_knows")
             if rule.when:
                 columns.append(f"{rule.when.sql(prefix(rule))} AS {member.key}_when")
     return columns
 
 
-def _knows(rule: Rule) -> str:
+def knows_sql(rule: Rule) -> str:
+    """Return the SQL of whether all that a rule needs is known, and all that it lacks is not."""
     known = [f'"{name}" IS NOT NULL' for name in rule.reads]
     unknown = [f'"{name}" IS NULL' for name in rule.lacks]
     return f"({' AND '.join([*known, *unknown]) or 'true'})"
@@ -142,7 +143,7 @@ def _member_amounts(member: Member) -> list[str]:
     # Where the amount is known, all columns are; so least() does not pass over a NULL here.
     cited = cited_sql(member.rule)
     taken = _capped(f"least({amount}, {cited})" if cited else amount)
-    nothing = [knows, *(_knows(other) for other in member.stand_ins)]
+    nothing = [knows, *(knows_sql(other) for other in member.stand_ins)]
     nothing += [f"NOT {member.key}_when"] if member.rule.when else []
     nothing += [f'"{name}" IS NOT NULL' for name in member.rule.lacks]
     return [

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whyidle.errors import UserError
+from whyidle_rules.cli_options import add_colour, add_rules_dir
 from whyidle_rules.diagnose_tell import get_ready, interrupt_later, tell
 
 if TYPE_CHECKING:
@@ -67,19 +68,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show every rank and every finding"
     )
-    parser.add_argument(
-        "--colour",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="colours in the report (default: auto, on a terminal without NO_COLOR)",
-    )
-    parser.add_argument(
-        "--rules-dir",
-        metavar="DIR",
-        action="append",
-        type=Path,
-        default=[],
-        help="also use the rules in DIR; a rule of the same id replaces a built-in one",
+    add_colour(parser)
+    add_rules_dir(
+        parser, "also use the rules in DIR; a rule of the same id replaces a built-in one"
     )
     parser.set_defaults(run=_diagnose)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import sys
@@ -13,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from whyidle_rules.cli_options import wants_colour
 
 if TYPE_CHECKING:
     from whyidle_rules.diagnosis import Diagnosis
@@ -64,16 +65,12 @@ def _print_report(args: argparse.Namespace, found: Diagnosis) -> None:
     from whyidle_rules.report.pen import needs_ascii
     from whyidle_rules.report.text import render_text
 
-    terminal = sys.stdout.isatty()
-    colour = args.colour == "always" or (
-        args.colour == "auto" and terminal and not os.environ.get("NO_COLOR")
-    )
     width = shutil.get_terminal_size((100, 24)).columns
     encoding = sys.stdout.encoding or "ascii"
     text = render_text(
         found,
         width=width,
-        colour=colour,
+        colour=wants_colour(args),
         verbose=args.verbose,
         ascii_only=needs_ascii(encoding),
     )

@@ -123,7 +123,10 @@ class GpuLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one rule has to say over the whole run; `idle_s` are the seconds granted to it."""
+    """What one rule has to say over the whole run; `idle_s` are the seconds granted to it.
+
+    A rule beside the ledger, as of slow work, has `beside_s` instead, and no idle seconds.
+    """
 
     rule: str
     title: str
@@ -139,6 +142,7 @@ class Finding:
     why: str = ""
     grade: Grade | None = None
     ranks: list[int] = field(default_factory=list)
+    beside_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

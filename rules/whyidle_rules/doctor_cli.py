@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from whyidle_rules.cli_options import add_colour, add_rules_dir, wants_colour
 
 if TYPE_CHECKING:
     from whyidle.doctor import Examination
@@ -29,20 +29,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("doctor", help=about, description=about, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument("-v", "--verbose", action="store_true", help="name all blind rules")
-    parser.add_argument(
-        "--colour",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="colours (default: auto, on a terminal without NO_COLOR)",
-    )
-    parser.add_argument(
-        "--rules-dir",
-        metavar="DIR",
-        action="append",
-        type=Path,
-        default=[],
-        help="also look at the rules in DIR",
-    )
+    add_colour(parser)
+    add_rules_dir(parser, "also look at the rules in DIR")
     parser.set_defaults(run=run)
 
 
@@ -110,12 +98,9 @@ def _print(
     from whyidle_rules.doctor_text import Style, render
     from whyidle_rules.report.pen import needs_ascii
 
-    colour = args.colour == "always" or (
-        args.colour == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    )
     style = Style(
         width=shutil.get_terminal_size((100, 24)).columns,
-        colour=colour,
+        colour=wants_colour(args),
         ascii_only=needs_ascii(sys.stdout.encoding or "ascii"),
         verbose=args.verbose,
     )

@@ -14,6 +14,9 @@ _PHASES = (
     *("checkpoint_load_s", "evaluation_s", "compile_s", "gc_s", "logging_s", "other_phase_s"),
 )
 
+_CLOCKS = ("sm_clock_megahertz", "power_slowed_s", "heat_slowed_s", "power_watts", "stuck_s")
+_PORTS = ("coll_detour_s", "coll_congested_s", "coll_degraded_s", "coll_unready_s")
+
 # Columns that are NULL without a source, by the name that `whyidle doctor` has for it.
 COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -31,11 +34,14 @@ COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "vmstat": ("loader_thrash_ratio",),
         "xid": ("xid_s", "xid"),
         "gpu_event": ("xid_s", "xid"),
-        "gpu_state": ("pcie_ratio", "pcie_reduced", "pcie_copy_s"),
-        "gpu_info": ("pcie_ratio", "pcie_reduced", "pcie_copy_s"),
+        "gpu_state": ("pcie_ratio", "pcie_reduced", "pcie_copy_s", "lost_s", *_CLOCKS),
+        "gpu_info": ("pcie_ratio", "pcie_reduced", "pcie_copy_s", "sm_clock_max_megahertz"),
+        "gds": ("gds_bounced_s",),
+        "pcie_gpudirect": ("coll_bounced_s",),
+        "rdma_info": ("coll_bounced_s",),
         "gpm": ("coll_s", "coll_wait_s", "coll_transfer_s", "underfilled_s", "pcie_copy_s"),
-        "rdma_traffic": ("coll_detour_s", "coll_congested_s", "coll_degraded_s"),
-        "rdma_port": ("coll_detour_s", "coll_congested_s", "coll_degraded_s", "rdma_ports"),
+        "rdma_traffic": _PORTS,
+        "rdma_port": (*_PORTS, "rdma_ports"),
         "net_link": ("coll_detour_s", "coll_transport"),
     }
 )

@@ -14,6 +14,8 @@ from whyidle_rules.report.words import clean
 _NAME = 17
 _SHOWS = 44
 _MIN_COLUMNS, _MAX_COLUMNS = 60, 100
+# Less than this of a sentence tells nothing.
+_SAID_LEAST = 24
 # Rules that are named; the others are counted, or the line would be all that one sees.
 _RULES = 6
 _MARKS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
@@ -95,15 +97,22 @@ def _mark(finding: Finding, style: Style) -> str:
 
 def _line(finding: Finding, style: Style) -> str:
     name = style.clean(finding.name)[:_NAME].ljust(_NAME)
-    shows = style.clean(finding.shows)[:_SHOWS].ljust(_SHOWS)
     said = _WORDS.get(finding.state, "") or finding.why.partition(" (")[0].partition(":")[0]
-    room = style.columns - _NAME - _SHOWS - 7
-    said = textwrap.shorten(style.clean(said), max(room, 12), placeholder=" ...") if said else ""
+    said = style.clean(said)
+    room = style.columns - _NAME - 5
+    # On a narrow screen what is wrong goes before what it would show.
+    shows = textwrap.shorten(style.clean(finding.shows), min(_SHOWS, room), placeholder=" ...")
+    if room >= _SHOWS + _SAID_LEAST:
+        shows, room = shows.ljust(_SHOWS), room - _SHOWS - 2
+    elif said:
+        shows, said = said, ""
+        shows = textwrap.shorten(shows, room, placeholder=" ...")
+    said = textwrap.shorten(said, max(room, 12), placeholder=" ...") if said else ""
     code = {"absent": "2", "works": "2", "idle": "2"}.get(finding.state, "33")
     head = f"  {_mark(finding, style)} "
     body = f"{name} {shows}"
     dim = style.paint(body, "2") if finding.state == "absent" else body
-    return f"{head}{dim}  {style.paint(said, code)}"
+    return f"{head}{dim}  {style.paint(said, code)}" if said else f"{head}{dim}"
 
 
 def _alike(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -119,7 +128,7 @@ def _mend(alike: Sequence[Finding], blind: Sequence[str], style: Style) -> Itera
     indent = " " * (_NAME + 5)
     why = style.clean(finding.why) or "it does not work"
     if len(alike) > 1:
-        why += f" (so do {', '.join(style.clean(other.name) for other in alike[1:])})"
+        why += f" (also: {', '.join(style.clean(other.name) for other in alike[1:])})"
     width = style.columns - len(indent)
     first, *more = textwrap.wrap(why, width) or [""]
     name = style.clean(finding.name)[:_NAME].ljust(_NAME)

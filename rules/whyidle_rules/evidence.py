@@ -39,6 +39,10 @@ def _ratio(name: str, meaning: str) -> Column:
     return Column(name=name, type="DOUBLE", unit="ratio", meaning=meaning)
 
 
+def _number(name: str, unit: str, meaning: str) -> Column:
+    return Column(name=name, type="DOUBLE", unit=unit, meaning=meaning)
+
+
 def _count(name: str, meaning: str) -> Column:
     return Column(name=name, type="INTEGER", unit="", meaning=meaning)
 
@@ -189,9 +193,31 @@ _RECORDED: tuple[Column, ...] = (
     _count("xid", "Number of that error (Xid); unknown for a GPU that fell off the bus."),
     _share_of_empty("pcie_copy_s", "Copies filled the PCIe link, and no kernel ran."),
     _ratio("pcie_ratio", "Bytes over PCIe, of what the link carries as it is now."),
+    _share_of_empty("lost_s", "The driver had lost the GPU, or waited for it to be reset."),
+    _share_of_empty("gds_bounced_s", "GPUDirect Storage was set up, and files came by the host."),
+    _number("sm_clock_megahertz", "megahertz", "Clock of the SMs while the GPU was not idle."),
+    _number("sm_clock_max_megahertz", "megahertz", "Highest clock of the SMs."),
+    _seconds("power_slowed_s", "Part of working_s with the clock held down by the power limit."),
+    _seconds("power_lost_s", "Part of power_slowed_s that the lower clock cost, at most."),
+    _seconds("heat_slowed_s", "Part of working_s with the clock held down by heat."),
+    _seconds("heat_lost_s", "Part of heat_slowed_s that the lower clock cost, at most."),
+    _number("power_watts", "watts", "Power that the GPU drew."),
+    _number("empty_power_watts", "watts", "Power that GPUs of its kind drew while empty."),
+    _seconds("stuck_s", "Part of working_s, a minute and more, at the power of an empty GPU."),
     _truth("pcie_reduced", "The PCIe link runs below the generation or width of GPU and slot."),
     _seconds("coll_detour_s", "Part of coll_s moving data over TCP beside RDMA ports.", "coll_s"),
     _seconds("coll_degraded_s", "Part of coll_s moving data with a port that is slow.", "coll_s"),
+    _seconds(
+        "coll_unready_s",
+        "Part of coll_s moving data while peers had no receive posted.",
+        "coll_s",
+    ),
+    _seconds(
+        "coll_bounced_s",
+        "Part of coll_s moving data through the host, as NICs could not reach GPU memory.",
+        "coll_s",
+    ),
+    _text("gpudirect_why", "Why NICs cannot reach the memory of the GPU."),
     _seconds("coll_congested_s", "Part of coll_s moving data while ports were held up.", "coll_s"),
     _count("pipeline_stage", "Stage of a pipeline that the process runs, from 0."),
     _count("pipeline_stages", "Stages of that pipeline."),

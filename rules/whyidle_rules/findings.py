@@ -7,7 +7,7 @@ from typing import Any
 
 import duckdb
 
-from whyidle_rules import evidence
+from whyidle_rules import beside, evidence
 from whyidle_rules.diagnosis import Finding, Grade, RootCause, Severity
 from whyidle_rules.report.words import spans
 from whyidle_rules.rule import Rule
@@ -38,11 +38,16 @@ def findings(
     )
     found = []
     for rule in rules:
+        if rule.beside is not None:
+            told = beside.told(con, rule)
+            if told is not None and wall_s and told.seconds / wall_s >= TOLD_RATIO:
+                found.append(_finding_beside(rule, told, wall_s))
+            continue
         idle_s = granted.get(rule.id, 0.0)
         share = idle_s / wall_s if wall_s else 0.0
         if share >= TOLD_RATIO:
             found.append(_finding(con, rule, roots, idle_s, wall_s))
-    return sorted(found, key=lambda finding: -finding.idle_s)
+    return sorted(found, key=lambda finding: (-finding.idle_s, -(finding.beside_s or 0.0)))
 
 
 def _finding(
@@ -91,6 +96,37 @@ def _finding(
         why=rule.why,
         grade=_grade(con, rule),
         ranks=ranks,
+    )
+
+
+def _finding_beside(rule: Rule, told: beside.Told, wall_s: float) -> Finding:
+    share = told.seconds / wall_s
+    grave: list[Severity] = ["info", "warning", "critical"]
+    return Finding(
+        rule=rule.id,
+        title=rule.title,
+        severity=min(severity(share), rule.at_most, key=grave.index),
+        cause=rule.cause,
+        subcause=rule.subcause,
+        owner=rule.owner,
+        idle_s=0.0,
+        says=rule.render_says(
+            {
+                **told.values,
+                "beside_s": told.seconds,
+                "share": share,
+                "wall_s": wall_s,
+                "working_share": told.seconds / told.working_s if told.working_s else None,
+                "ranks": ", ".join(spans(told.ranks)) or None,
+            }
+        ),
+        evidence=told.values,
+        advice=rule.advice,
+        what_if=None,
+        why=rule.why,
+        grade=rule.grade,
+        ranks=told.ranks,
+        beside_s=told.seconds,
     )
 
 

@@ -15,6 +15,7 @@ from whyidle_rules.says import render
 
 Grade = Literal["measured", "observed", "inferred"]
 Owner = Literal["application", "infrastructure", "hardware", "config"]
+Severity = Literal["info", "warning", "critical"]
 Value = float | int | str | None
 
 # How far around its window a column of evidence reaches, unless a rule says that it needs more.
@@ -54,9 +55,12 @@ class Rule:
 
     `needs` are the columns that must be known, `lacks` those that must be unknown: a rule with
     `lacks` is the coarser answer of its cause where the finer one was not recorded, and claims what
-    the finer rules would claim together. Exactly one of `claim` and `share` is set: a `claim` in
-    groups without a witness, a `share` (0 to 1 of the witness) in groups with one. `lookback_s` and
-    `lookahead_s` are how far around a window its evidence may reach while a node records.
+    the finer rules would claim together. Exactly one of `claim`, `share` and `beside` is set: a
+    `claim` in groups without a witness, a `share` (0 to 1 of the witness) in groups with one.
+    `beside` are seconds that the rule tells of and that are no idle ones, such as slow work: it has
+    no group, claims nothing and changes nothing in the ledger; `at_most` is then how grave its
+    finding may be. `lookback_s` and `lookahead_s` are how far around a window its evidence may
+    reach while a node records.
     """
 
     id: str
@@ -78,13 +82,15 @@ class Rule:
     refs: tuple[str, ...]
     cases: tuple[Case, ...]
     file: str
+    beside: Expression | None = None
+    at_most: Severity = "critical"
     lookback_s: float = LOOKBACK_S
     lookahead_s: float = LOOKAHEAD_S
 
     @property
     def amount(self) -> Expression:
-        """The claim or the share, whichever the rule has."""
-        amount = self.claim or self.share
+        """The claim, the share or what is told beside the ledger, whichever the rule has."""
+        amount = self.claim or self.share or self.beside
         assert amount is not None
         return amount
 
@@ -100,8 +106,9 @@ class Rule:
         `values` holds what the template names: seconds columns, summed over the windows in which
         the rule was granted seconds; other columns, with the value under which most of those
         seconds were granted; idle_s (granted in all), share (of wall, 0 to 1), wall_s, ranks (text
-        such as "0-2, 5"). Parameters are filled in by the rule. None is written as "unknown"; a
-        name that is missing raises KeyError.
+        such as "0-2, 5"); of a rule beside the ledger beside_s and working_share instead of idle_s,
+        and the means of other numbers. Parameters are filled in by the rule. None is written as
+        "unknown"; a name that is missing raises KeyError.
         """
         params = {param.name: param.value for param in self.params}
         return render(self.says, {**params, **values})

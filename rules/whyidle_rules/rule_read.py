@@ -23,6 +23,7 @@ from whyidle_rules.rule import (
     Owner,
     Param,
     Rule,
+    Severity,
 )
 from whyidle_rules.rule_cases import read_cases
 from whyidle_rules.rule_fields import Reader
@@ -33,7 +34,6 @@ _REQUIRED = (
     "title",
     "cause",
     "subcause",
-    "group",
     "needs",
     "grade",
     "says",
@@ -43,7 +43,18 @@ _REQUIRED = (
     "refs",
     "cases",
 )
-_OPTIONAL = ("lacks", "params", "when", "claim", "share", "lookback_s", "lookahead_s")
+_OPTIONAL = (
+    "group",
+    "lacks",
+    "params",
+    "when",
+    "claim",
+    "share",
+    "beside",
+    "at_most",
+    "lookback_s",
+    "lookahead_s",
+)
 # One underscore at a time: two of them separate a rule from its parameter in the query.
 _ID = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _URL = re.compile(r"https://[!-~]+")
@@ -51,6 +62,11 @@ _MAX_ID = 48
 _FREE = frozenset([*ALWAYS, *(column.name for column in evidence.KEYS)])
 # What a template may name beside columns and parameters, with a value to try its format on.
 _TOTALS: dict[str, float | str] = {"idle_s": 1.5, "share": 0.5, "wall_s": 1.5, "ranks": "0-2, 5"}
+_TOTALS_BESIDE: dict[str, float | str] = {
+    **{name: value for name, value in _TOTALS.items() if name != "idle_s"},
+    "beside_s": 1.5,
+    "working_share": 0.5,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +96,8 @@ class _RuleFile:
         self._reader = reader
         self._root = root
         self._fields = fields
+        self._is_beside = "beside" in fields
+        self._totals = _TOTALS_BESIDE if self._is_beside else _TOTALS
 
     def read(self, path: Path) -> Loaded | None:
         reader, fields = self._reader, self._fields
@@ -87,6 +105,7 @@ class _RuleFile:
         rule_id = self._id(path)
         cause, subcause = self._cause(path)
         group = self._one_of("group", groups.BY_ID)
+        at_most = self._one_of("at_most", get_args(Severity)) or "critical"
         grade = self._one_of("grade", get_args(Grade))
         owner = self._one_of("owner", get_args(Owner))
         params = self._params()
@@ -98,12 +117,13 @@ class _RuleFile:
         when = self._expression("when", kinds, "truth")
         claim = self._expression("claim", kinds, "number")
         share = self._expression("share", kinds, "number")
+        beside = self._expression("beside", kinds, "number")
         self._check_amount(group)
-        self._check_columns(needs, lacks, [when, claim, share])
-        self._check_params(params, [when, claim, share])
+        self._check_columns(needs, lacks, [when, claim, share, beside])
+        self._check_params(params, [when, claim, share, beside])
         back = self._reach("lookback_s", LOOKBACK_S, LOOKBACK_MOST_S)
         ahead = self._reach("lookahead_s", LOOKAHEAD_S, LOOKAHEAD_MOST_S)
-        self._check_reach(back, [when, claim, share])
+        self._check_reach(back, [when, claim, share, beside])
         says_text = self._says(params)
         refs = self._refs()
         cases = read_cases(reader, fields["cases"]) if "cases" in fields else ()
@@ -114,7 +134,7 @@ class _RuleFile:
             title=cast("str", texts["title"]),
             cause=cause,
             subcause=subcause,
-            group=cast("str", group),
+            group=group or "",
             needs=needs,
             lacks=lacks,
             grade=cast("Grade", grade),
@@ -129,6 +149,8 @@ class _RuleFile:
             refs=refs,
             cases=cases,
             file=str(path),
+            beside=beside,
+            at_most=cast("Severity", at_most),
             lookback_s=back,
             lookahead_s=ahead,
         )
@@ -162,7 +184,7 @@ class _RuleFile:
         open_to_rules = [
             cause.slug
             for cause in causes.CAUSES
-            if not cause.root_only and cause.slug != "unattributed"
+            if (self._is_beside or not cause.root_only) and cause.slug != "unattributed"
         ]
         cause = self._one_of("cause", open_to_rules)
         if cause is None:
@@ -181,7 +203,8 @@ class _RuleFile:
         if "params" not in self._fields:
             return ()
         for key, node in reader.pairs(self._fields["params"], "params"):
-            if not _ID.fullmatch(key.text) or key.text in evidence.BY_NAME or key.text in _TOTALS:
+            taken = key.text in evidence.BY_NAME or key.text in self._totals
+            if not _ID.fullmatch(key.text) or taken:
                 reader.wrong(
                     key, "a parameter is named in lower case, and not as a column or total"
                 )
@@ -210,10 +233,22 @@ class _RuleFile:
             return None
 
     def _check_amount(self, group: str | None) -> None:
-        given = [name for name in ("claim", "share") if name in self._fields]
+        given = [name for name in ("claim", "share", "beside") if name in self._fields]
         if len(given) != 1:
-            self._reader.wrong(self._root, "a rule has either a `claim` or a `share`")
+            message = "a rule has either a `claim` or a `share`, or tells something `beside`"
+            self._reader.wrong(self._root, message)
             return
+        if given == ["beside"]:
+            for name in ("group", "lacks"):
+                if name in self._fields:
+                    message = f"a rule beside the ledger has no `{name}`: it claims nothing"
+                    self._reader.wrong(self._fields[name], message)
+            return
+        if "at_most" in self._fields:
+            message = "`at_most` is for rules beside the ledger; a claim is as grave as its share"
+            self._reader.wrong(self._fields["at_most"], message)
+        if "group" not in self._fields:
+            self._reader.wrong(self._root, "`rule` lacks `group`")
         witness = groups.BY_ID[group].witness if group else ""
         if given == ["share"] and group and not witness:
             message = f"group {group} has no witness to share out; write a `claim` in seconds"
@@ -266,7 +301,7 @@ class _RuleFile:
             return None
         node = self._fields["says"]
         samples = {column.name: _sample(column.name) for column in evidence.OBSERVED}
-        samples |= {**_TOTALS, **{param.name: param.value for param in params}}
+        samples |= {**self._totals, **{param.name: param.value for param in params}}
         try:
             found = says.fields(text)
             for field in found:
@@ -276,8 +311,9 @@ class _RuleFile:
             self._reader.wrong_at(line, column, f"`says`: {error.message}")
             return None
         if not found:
+            total = "beside_s" if self._is_beside else "idle_s"
             self._reader.wrong(
-                node, "`says` gives no number; name at least {idle_s:.1f} or {share:.0%}"
+                node, f"`says` gives no number; name at least {{{total}:.1f}} or {{share:.0%}}"
             )
         return text
 

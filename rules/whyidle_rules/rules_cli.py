@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from whyidle import causes
 from whyidle.errors import UserError
 from whyidle_rules import groups
+from whyidle_rules.cli_options import add_rules_dir
 
 if TYPE_CHECKING:
     from whyidle_rules.rule import Rule
@@ -26,13 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
     commands = parser.add_subparsers(dest="rules_command", required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--rules-dir",
-        metavar="DIR",
-        type=Path,
-        action="append",
-        default=[],
-        help="also read rules from DIR/<cause>/<id>.yaml; they add to the others or replace them "
+    add_rules_dir(
+        common,
+        "also read rules from DIR/<cause>/<id>.yaml; they add to the others or replace them "
         "by id, as those in /etc/whyidle/rules.d do (may be given again)",
     )
     for name, text in (
@@ -128,12 +125,12 @@ def _test(rules: Sequence[Rule], chosen: Sequence[Rule]) -> int:
 
 def _table(rules: Sequence[Rule]) -> str:
     header = ("ID", "CAUSE", "GROUP", "GRADE", "NEEDS")
-    order = [group.id for group in groups.GROUPS]
+    order = [*(group.id for group in groups.GROUPS), ""]
     rows = [
         (
             rule.id,
             f"{rule.cause}/{rule.subcause}",
-            rule.group,
+            rule.group or "beside",
             rule.grade,
             ", ".join([*rule.needs, *(f"no {name}" for name in rule.lacks)]),
         )
@@ -151,12 +148,17 @@ def explain(rule: Rule, rules: Sequence[Rule]) -> str:
     from whyidle_rules.compile import open_rules
     from whyidle_rules.compile_levels import amount_sql, cited_sql
 
-    group = groups.BY_ID[rule.group]
-    witness = f", which shares out {group.witness}" if group.witness else ""
     lines = [f"{rule.id}: {rule.title}", ""]
     clause = causes.clause(rule.cause, rule.subcause)
-    lines += _entry("cause", f"{rule.cause}/{rule.subcause}: the GPU is idle because {clause}")
-    lines += _entry("group", f"{group.id}{witness}; takes {group.pool} seconds. {group.meaning}")
+    if rule.beside:
+        lines += _entry("cause", f"{rule.cause}/{rule.subcause}: {clause}")
+        lines += _entry("group", "none: told beside the ledger, of seconds that are not idle")
+    else:
+        group = groups.BY_ID[rule.group]
+        witness = f", which shares out {group.witness}" if group.witness else ""
+        lines += _entry("cause", f"{rule.cause}/{rule.subcause}: the GPU is idle because {clause}")
+        takes = f"{group.id}{witness}; takes {group.pool} seconds. {group.meaning}"
+        lines += _entry("group", takes)
     lines += _entry("grade", rule.grade)
     lines += _entry("owner", rule.owner)
     lines += _entry("needs", ", ".join(rule.needs) or "nothing beyond the lengths of the window")
@@ -166,9 +168,10 @@ def explain(rule: Rule, rules: Sequence[Rule]) -> str:
         lines += _entry(f"${param.name}", f"{param.value}: {param.reason}")
     if rule.when:
         lines += _entry("when", rule.when.text)
-    lines += _entry("claim" if rule.claim else "share", rule.amount.text)
+    kind = "beside" if rule.beside else "claim" if rule.claim else "share"
+    lines += _entry(kind, rule.amount.text)
     lines += _entry("compiled", amount_sql(rule))
-    if cited := cited_sql(rule):
+    if (cited := cited_sql(rule)) and not rule.beside:
         lines += _entry("at most", cited)
     if rule.id in open_rules(rules):
         text = "other groups may claim the same seconds, so missing evidence holds this rule back"
@@ -179,7 +182,8 @@ def explain(rule: Rule, rules: Sequence[Rule]) -> str:
     for url in rule.refs:
         lines += _entry("see", url)
     for case in rule.cases:
-        granted = f"granted {case.grants_s:g} s" if case.grants_s else "silent"
+        verb = "tells" if rule.beside else "granted"
+        granted = f"{verb} {case.grants_s:g} s" if case.grants_s else "silent"
         lines += _entry("case", f"{case.name}: {granted}")
     lines += _entry("file", rule.file)
     return "\n".join(lines)

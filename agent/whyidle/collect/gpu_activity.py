@@ -162,7 +162,7 @@ class _Activity:
     ) -> Iterator[GpuTraffic | Problem]:
         absent = [str(METRICS[at]) for at, part in enumerate(values) if part is None]
         if absent:
-            text = f"not offered by this GPU or driver: {', '.join(absent)}"
+            text = f"some metrics are not offered: {', '.join(absent)}"
             yield from self._notes.once(f"{uuid} GPM", text)
         for code in {code for part in values if (code := refused(part)) is not None}:
             yield Problem(subject=uuid, message=f"GPM refuses some metrics (NVML error {code})")

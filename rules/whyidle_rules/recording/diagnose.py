@@ -20,7 +20,7 @@ from whyidle_rules.ledger import (
     root_causes,
     split,
 )
-from whyidle_rules.recording import jobs, stages, waits
+from whyidle_rules.recording import clocks, jobs, stages, waits
 from whyidle_rules.recording.engine import Filled, evaluate
 from whyidle_rules.recording.spans import Machine, wall_offsets
 from whyidle_rules.recording.unseen import not_seen
@@ -147,8 +147,9 @@ def _arisen(
                 for number, weights in stages.roots(job, job.pipeline, felt).items():
                     add((number, "pipeline_bubble", felt), weights)
             continue
-        for number, weights in waits.roots(job).items():
-            add((number, *FELT_AS_WAIT), weights)
+        cost = clocks.lost(con, job, filled.parts)
+        for row, (number, weights) in enumerate(waits.roots(job).items()):
+            add((number, *FELT_AS_WAIT), clocks.apart(job, row, weights, cost))
         for row, number in enumerate(job.members):
             # Why it is gone is not recorded: its log knows. Where it is gone is.
             away = waits.gone(job, row).items()

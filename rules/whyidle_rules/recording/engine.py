@@ -19,8 +19,10 @@ from whyidle_rules import evidence
 from whyidle_rules.allocate import allocate
 from whyidle_rules.compile_levels import quoted
 from whyidle_rules.recording import (
+    gds,
     hardware,
     phases,
+    power,
     processes,
     ranks,
     spin,
@@ -159,6 +161,8 @@ def told(con: duckdb.DuckDBPyConnection, filled: Filled, batch: Sequence[int]) -
     for number, gpu in zip(batch, gpus, strict=True):
         columns = gpu_evidence(gpu, known, filled.fills[number])
         hardware.add(gpu, known.hardware, columns)
+        power.add(gpu, known.power, columns)
+        gds.add(gpu, known.gds, columns)
         for job, row in filled.waits.of(number):
             with columns.only(job.own[row]) as own:
                 if job.pipeline is None:
@@ -183,13 +187,16 @@ def _one_transaction(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 
 def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) -> Known:
-    since, until = _around([gpu for gpu in gpus if gpu.machine == where])
+    own = [gpu for gpu in gpus if gpu.machine == where]
+    since, until = _around(own)
     return Known(
         node=processes.load(con, *where, since, until),
         told=phases.load(con, *where, since, until),
         around=surroundings.load(con, *where, since, until),
         ranks=ranks.load(con, *where),
         hardware=hardware.load(con, *where, since, until),
+        gds=gds.load(con, *where, since, until),
+        power=power.load(con, *where, since, until, own),
     )
 
 

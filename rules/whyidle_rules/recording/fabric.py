@@ -10,6 +10,7 @@ import numpy as np
 
 from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
+from whyidle_rules.recording import gpudirect
 from whyidle_rules.recording.series import (
     Array,
     Columns,
@@ -36,6 +37,11 @@ RATE_STALE_NS = 30 * NS_PER_S
 # congestion notification, is held up by the fabric and not by its own rate.
 PAUSED_RATIO = 0.05
 CNP_RATIO = 0.01
+# NCCL's timer for a receiver that is not ready is 0.64 ms: so many a second hold a port up for a
+# twentieth of the time. They are counted every ten seconds.
+UNREADY_PER_S = 80.0
+_RARE_GAP_NS = 25 * NS_PER_S
+_RARE_HALF_NS = 10 * NS_PER_S
 # Packets sent again: a clean fabric has none at all, and 1 in 10,000 halves a flow.
 RESENT_RATIO = 1e-4
 
@@ -44,16 +50,22 @@ RESENT_RATIO = 1e-4
 class Fabric:
     """The fabric of a node around each of some times.
 
-    `transport` is None where nothing carried bytes. `rdma_ports` counts the active ones. `degraded`
-    and `congested` are of the RDMA ports; `known` says where there were readings at all, and
-    `links_known` where NVLink was read: without it GPUs of a node talk over PCIe, unseen. `most_s`
-    is how long in each window the bytes can have taken; NaN where the line rate is unknown.
+    `transport` is None where nothing carried bytes. `rdma_ports` counts the active ones.
+    `degraded`, `congested` and `unready` (peers without a receive; None where not counted) are of
+    the RDMA ports. `direct_why` says why cards do not reach the GPU's memory: "" if they do, None
+    if that is not known; `line_ratio` is what ports carry, of their rates. `known` says where there
+    were readings at all, and `links_known` where NVLink was read: without it GPUs of a node talk
+    over PCIe, unseen. `most_s` is how long in each window the bytes can have taken; NaN where the
+    line rate is unknown.
     """
 
     transport: Array
     rdma_ports: int
     degraded: Truths
     congested: Truths
+    unready: Truths | None
+    direct_why: str | None
+    line_ratio: Floats
     known: Truths
     links_known: Truths
     most_s: Floats
@@ -88,6 +100,9 @@ def load(con: duckdb.DuckDBPyConnection, gpu: Gpu) -> Fabric:
         rdma_ports=links.active,
         degraded=_degraded(con, at, centres),
         congested=_congested(con, at, centres),
+        unready=_unready(con, at, centres),
+        direct_why=gpudirect.why_off(con, gpu.node, gpu.boot_id, gpu.uuid),
+        line_ratio=gpudirect.line_ratio(con, at, centres),
         known=rdma_known | tcp_known | nvlink_known,
         links_known=nvlink_known,
     )
@@ -225,6 +240,26 @@ def _congested(con: duckdb.DuckDBPyConnection, at: dict[str, Any], centres: Ints
     )
     for own in pauses.groups("interface", "priority").values():
         found |= np.nan_to_num(_grown(own, "us", centres)) / 1e6 > PAUSED_RATIO
+    return found
+
+
+def _unready(con: duckdb.DuckDBPyConnection, at: dict[str, Any], centres: Ints) -> Truths | None:
+    """Return when peers kept saying that they had no receive posted; None where not counted."""
+    rows = fetch(
+        con,
+        "SELECT device, port, mono_ns, receiver_not_ready::DOUBLE AS answers FROM rdma_port"
+        " WHERE node = $node AND boot_id = $boot AND receiver_not_ready IS NOT NULL"
+        " ORDER BY mono_ns",
+        at,
+    )
+    if len(rows) == 0:
+        return None
+    found = np.zeros(len(centres), dtype=bool)
+    for own in rows.groups("device", "port").values():
+        grown, seen = counter(
+            own["mono_ns"].astype(np.int64), own["answers"], gap_ns=_RARE_GAP_NS, bits=32
+        ).around(centres, _RARE_HALF_NS, LEAST_NS)
+        found |= grown * 1e9 > UNREADY_PER_S * np.maximum(seen, 1.0)
     return found
 
 

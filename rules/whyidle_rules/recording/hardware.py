@@ -36,10 +36,14 @@ _LEFT = ("main_run_s", "main_ready_s", "main_blocked_s", "main_asleep_s", "main_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the GPUs of a node reported, by UUID; `watched`: whether errors were listened for."""
+    """What the GPUs of a node reported, by UUID; `watched`: whether errors were listened for.
+
+    `asked` are the GPUs whose state was read, so that being lost would have been seen.
+    """
 
     errors: Mapping[str, Sequence[tuple[int, int | None]]]
     watched: bool
+    asked: frozenset[str]
     links: Mapping[str, Rows]
     best: Mapping[str, tuple[int | None, int | None]]
 
@@ -52,9 +56,15 @@ def load(
     at = {**here, "since": since_ns, "until": until_ns}
     where = "node = $node AND boot_id = $boot AND mono_ns BETWEEN $since AND $until"
     errors: dict[str, list[tuple[int, int | None]]] = {}
+    # The log knows addresses; where the driver did not tell whose they are, NVML did. A MIG device
+    # goes with the GPU that it is a part of.
     for uuid, mono_ns, xid in con.execute(
-        f"SELECT uuid, mono_ns, xid FROM gpu_event WHERE {where} AND uuid IS NOT NULL"
-        f" AND kind IN ('xid', 'lost') AND (xid IS NULL OR xid IN {FATAL_XIDS}) ORDER BY mono_ns",
+        "SELECT i.uuid, e.mono_ns, e.xid FROM gpu_event e JOIN"
+        "  (SELECT uuid, max(parent_uuid) AS parent, max(pci_bus_id) AS address FROM gpu_info"
+        "   WHERE node = $node AND boot_id = $boot GROUP BY uuid) i"
+        "  ON e.uuid IN (i.uuid, i.parent) OR (e.uuid IS NULL AND e.pci_bus_id = i.address)"
+        f" WHERE {where} AND kind IN ('xid', 'lost')"
+        f" AND (xid IS NULL OR xid IN {FATAL_XIDS}) ORDER BY mono_ns",
         at,
     ).fetchall():
         errors.setdefault(uuid, []).append((mono_ns, xid))
@@ -64,6 +74,13 @@ def load(
         " AND collector IN ('xid', 'gpu_event')",
         here,
     )
+    asked = con.execute(
+        "SELECT DISTINCT uuid FROM gpu_state WHERE node = $node AND boot_id = $boot"
+        " AND uuid IS NOT NULL UNION SELECT i.uuid FROM gpu_info i JOIN gpu_state s"
+        " ON s.uuid = i.parent_uuid WHERE i.node = $node AND i.boot_id = $boot"
+        " AND s.node = $node AND s.boot_id = $boot",
+        here,
+    ).fetchall()
     links = fetch(
         con,
         "SELECT uuid, mono_ns, pcie_generation::DOUBLE AS generation, pcie_width::DOUBLE AS width"
@@ -79,6 +96,7 @@ def load(
     return Facts(
         errors=errors,
         watched=bool(watched[0]),
+        asked=frozenset(uuid for (uuid,) in asked),
         links={uuid: rows for (uuid,), rows in links.items()},
         best={uuid: (generation, width) for uuid, generation, width in best},
     )
@@ -89,6 +107,8 @@ def add(gpu: Gpu, facts: Facts, columns: Columns) -> None:
     errors = facts.errors.get(gpu.uuid, ())
     if errors or facts.watched:
         _xid(gpu, errors, columns)
+    if gpu.uuid in facts.asked:
+        _lost(gpu, columns)
     if gpu.uuid in facts.links and not np.isnan(gpu.pcie_bytes).all():
         best = facts.best.get(gpu.uuid, (None, None))
         _pcie(gpu, facts.links[gpu.uuid], best, columns)
@@ -112,6 +132,19 @@ def _xid(gpu: Gpu, errors: Sequence[tuple[int, int | None]], columns: Columns) -
     for name in _EMPTY:
         if name != "xid_s":
             columns[name] = np.where(hit & ~np.isnan(columns[name]), 0.0, columns[name])
+
+
+def _lost(gpu: Gpu, columns: Columns) -> None:
+    """Give the time in which the GPU was lost to that alone."""
+    gone = np.zeros(len(gpu.t0), dtype=bool)
+    for begin, end in gpu.lost:
+        gone |= (gpu.t0 >= begin) & (gpu.t1 <= end) & (gpu.busy <= 0)
+    columns["lost_s"] = np.where(gone, columns["empty_s"], 0.0)
+    if not gone.any():
+        return
+    for name in _EMPTY:
+        if name != "lost_s":
+            columns[name] = np.where(gone & ~np.isnan(columns[name]), 0.0, columns[name])
 
 
 def _pcie(gpu: Gpu, state: Rows, best: tuple[int | None, int | None], columns: Columns) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from whyidle_rules.recording.gds import Gds
 from whyidle_rules.recording.hardware import Facts
 from whyidle_rules.recording.phases import Told
+from whyidle_rules.recording.power import Power
 from whyidle_rules.recording.processes import Identity, Node, Proc
 from whyidle_rules.recording.ranks import Rank
 from whyidle_rules.recording.surroundings import Surroundings
@@ -22,6 +24,8 @@ class Known:
     around: Surroundings
     ranks: Mapping[str, Rank]
     hardware: Facts
+    power: Power
+    gds: Gds | None
 
     def with_procs(self, procs: Mapping[Identity, Proc]) -> Known:
         """Return the same with some processes in the place of those that were known."""

@@ -11,6 +11,7 @@ import duckdb
 
 from whyidle.clock import NS_PER_S
 from whyidle.errors import UserError
+from whyidle_rules.recording.windows import LOST
 
 Machine = tuple[str, str]  # node, boot id
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -55,7 +56,12 @@ def spans(
         (node, boot): (first, last)
         for node, boot, first, last in con.execute(
             "SELECT node, boot_id, min(coalesce(t0_ns, mono_ns)), max(coalesce(t1_ns, mono_ns))"
-            " FROM gpu_activity WHERE mono_ns IS NOT NULL GROUP BY ALL"
+            " FROM (SELECT node, boot_id, mono_ns, t0_ns, t1_ns FROM gpu_activity UNION ALL"
+            # A GPU that is lost has no samples: its time counts as long as the driver says so.
+            "  SELECT node, boot_id, mono_ns, NULL, NULL FROM gpu_state"
+            f"  WHERE nvml_return IN {LOST}"
+            "  AND (node, boot_id) IN (SELECT (node, boot_id) FROM gpu_activity))"
+            " WHERE mono_ns IS NOT NULL GROUP BY ALL"
         ).fetchall()
     }
     if since is None and until is None:

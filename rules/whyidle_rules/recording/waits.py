@@ -19,7 +19,7 @@ import numpy as np
 
 from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
-from whyidle_rules.recording import fabric
+from whyidle_rules.recording import fabric, transfer
 from whyidle_rules.recording.columns import Columns
 from whyidle_rules.recording.jobs import SLOW, Cause, Job, Waits
 from whyidle_rules.recording.series import Array, Floats, Truths, numbered, runs
@@ -57,14 +57,10 @@ def tell(
     wait = own * job.wait[row][at]
     moved = own - wait
     way = fabric.load(con, gpu)
-    rdma = (way.transport == "ib") | (way.transport == "roce")
-    # On one node, bytes over TCP are of something else: data, metrics.
-    detour = (way.transport == "tcp") & (way.rdma_ports > 0) & apart
-    degraded = rdma & way.degraded
-    congested = rdma & way.congested & ~degraded
     # Whoever waits for a late rank moves no bytes either: all have to poll.
     stuck = _stuck(way, own, gpu) & (job.late[at] < 0)
     wait, moved = np.where(stuck, 0.0, wait), np.where(stuck, 0.0, moved)
+    together = moved
     # What is spun beside each other and moves too little for that is waiting in turns.
     rest = np.maximum(0.0, moved - np.where(np.isnan(way.most_s), np.inf, way.most_s))
     moved = moved - rest
@@ -79,12 +75,7 @@ def tell(
         "comm_s": rest,
         "coll_wait_s": kept,
         "coll_gone_s": gone,
-        "coll_transfer_s": np.where(detour | degraded | congested, moved * 0.0, moved),
-        "coll_detour_s": np.where(way.known, moved * detour, np.nan),
-        "coll_degraded_s": np.where(way.known, moved * degraded, np.nan),
-        "coll_congested_s": np.where(way.known, moved * congested, np.nan),
-        "coll_transport": way.transport,
-        "rdma_ports": np.full(len(at), float(way.rdma_ports)),
+        **transfer.columns(way, gpu, together, moved, apart=apart),
         "late_rank": np.where(waited > 0, late, np.nan),
         "host_coll_wait_s": np.where(job.gone[at], 0.0 * host_wait, host_wait),
         "host_coll_gone_s": np.where(job.gone[at], host_wait, 0.0 * host_wait),

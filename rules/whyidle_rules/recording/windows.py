@@ -16,6 +16,8 @@ STALE_NS = 2 * NS_PER_S
 # Nobody samples less often: what claims to be longer, or lies further from zero, is damage.
 LONGEST_NS = 3600 * NS_PER_S
 LATEST_NS = 1 << 62
+# NVML's answers of a GPU that is gone: lost, and waiting for a reset.
+LOST = (15, 16)
 # In one window: less is heartbeats of the links themselves.
 LINKED_BYTES = 1 << 20
 
@@ -28,7 +30,8 @@ class Gpu:
     direction, both NaN where that was not measured; `linked` says whether bytes went over NVLink at
     all; `kernels_s` is how long its tensor cores and its memory were busy in all;
     `busy_before_ns` is when kernels ran last before these windows, `first_ns` when the recording
-    begins to know of it.
+    begins to know of it. `lost` are the spans in which the driver answered that it is lost: they
+    are made windows, since no sample tells of them.
     """
 
     node: str
@@ -47,6 +50,7 @@ class Gpu:
     kernels_s: tuple[float, float] = (0.0, 0.0)
     busy_before_ns: int | None = None
     first_ns: int | None = None
+    lost: tuple[tuple[int, int], ...] = ()
 
     @property
     def length(self) -> Ints:
@@ -125,9 +129,14 @@ def load(con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | N
         },
     )
     found = []
-    for (number,), own in rows.groups("number").items():
-        one = seen[int(number)]
-        gpu = _gpu(own, one, infos.get((one.node, one.boot_id, one.uuid)))
+    lost = _lost(con, since_ns, until_ns)
+    groups = rows.groups("number")
+    for number, one in enumerate(seen):
+        key = (one.node, one.boot_id, one.uuid)
+        own = groups.get((number,), rows.where(slice(0, 0)))
+        # A MIG device goes with the GPU that it is a part of.
+        whole = (one.node, one.boot_id, infos[key][1] or one.uuid) if key in infos else key
+        gpu = _with_lost(_gpu(own, one, infos.get(key)), lost.get(whole, ()))
         if len(gpu.t0):
             found.append(gpu)
     return sorted(found, key=lambda gpu: (gpu.node, gpu.boot_id, gpu.index or 0, gpu.uuid))
@@ -229,6 +238,50 @@ def _gpu(rows: Columns, seen: _Seen, info: _Info | None) -> Gpu:
         unknown_ns=_apart_ns(t0, t1),
         busy_before_ns=seen.busy_before_ns,
         first_ns=seen.first_ns,
+    )
+
+
+def _lost(
+    con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | None
+) -> dict[tuple[str, str, str], tuple[tuple[int, int], ...]]:
+    """Return when each GPU was lost: spans between two such answers of the driver in a row."""
+    found: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+    for node, boot, uuid, begin, end in con.execute(
+        "SELECT node, boot_id, uuid, before_ns, mono_ns FROM (SELECT *,"
+        "  lag(mono_ns) OVER w AS before_ns, lag(nvml_return) OVER w AS before"
+        "  FROM gpu_state WHERE uuid IS NOT NULL AND mono_ns > $since AND mono_ns <= $until"
+        "  WINDOW w AS (PARTITION BY node, boot_id, uuid ORDER BY mono_ns))"
+        f" WHERE nvml_return IN {LOST} AND before IN {LOST} AND mono_ns - before_ns <= {STALE_NS}"
+        " AND mono_ns > before_ns ORDER BY mono_ns",
+        {
+            "since": -(1 << 62) if since_ns is None else since_ns,
+            "until": (1 << 62) if until_ns is None else until_ns,
+        },
+    ).fetchall():
+        found.setdefault((node, boot, uuid), []).append((int(begin), int(end)))
+    return {key: tuple(spans) for key, spans in found.items()}
+
+
+def _with_lost(gpu: Gpu, lost: tuple[tuple[int, int], ...]) -> Gpu:
+    """Return the GPU with a window more for each span in which it was lost and not sampled."""
+    made = [(begin, end) for begin, end in lost if not ((gpu.t0 < end) & (gpu.t1 > begin)).any()]
+    if not made:
+        return replace(gpu, lost=lost)
+    begins, ends = np.array(made, dtype=np.int64).T
+    order = np.argsort(np.concatenate((gpu.t1, ends)), kind="stable")
+    t0 = np.concatenate((gpu.t0, begins))[order]
+    t1 = np.concatenate((gpu.t1, ends))[order]
+    nothing = np.zeros(len(made))
+    unknown = np.full(len(made), np.nan)
+    return replace(
+        gpu,
+        t0=t0,
+        t1=t1,
+        busy=np.concatenate((gpu.busy, nothing))[order],
+        sm=np.concatenate((gpu.sm, unknown))[order],
+        pcie_bytes=np.concatenate((gpu.pcie_bytes, unknown))[order],
+        unknown_ns=_apart_ns(t0, t1),
+        lost=lost,
     )
 
 

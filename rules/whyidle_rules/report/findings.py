@@ -46,7 +46,7 @@ def findings(pen: Pen, d: Diagnosis) -> Iterable[RenderableType]:
     """The findings, at most five unless everything is asked for."""
     if not d.findings:
         return
-    ordered = sorted(d.findings, key=lambda one: (-_worth_s(one), one.rule))
+    ordered = sorted(d.findings, key=lambda one: (-_worth_s(one), -(one.beside_s or 0.0), one.rule))
     kept = ordered if pen.verbose else ordered[:_MAX_FINDINGS]
     yield Text("Findings", style=STYLE_TITLE)
     for number, finding in enumerate(kept):
@@ -62,7 +62,12 @@ def findings(pen: Pen, d: Diagnosis) -> Iterable[RenderableType]:
 
 
 def _worth_s(finding: Finding) -> float:
-    """What a finding costs: a late rank's own seconds are few beside those of who waited."""
+    """What a finding costs: a late rank's own seconds are few beside those of who waited.
+
+    What is told beside the ledger comes after all that is idle.
+    """
+    if finding.beside_s is not None:
+        return 0.0
     return max(finding.idle_s, _returned_s(finding) or 0.0)
 
 
@@ -86,6 +91,8 @@ def _finding(pen: Pen, finding: Finding, gpu_s: float) -> Iterable[RenderableTyp
 
 def _cost(finding: Finding, gpu_s: float) -> str:
     """Write what was idle for it, and what fixing it returns, waiting of others included."""
+    if finding.beside_s is not None:
+        return f"{_shared(finding.beside_s, gpu_s)}, none of it idle: told beside the ledger."
     cost = f"{_shared(finding.idle_s, gpu_s)} idle"
     returned_s = _returned_s(finding)
     if returned_s is None:
