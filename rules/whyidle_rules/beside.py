@@ -47,6 +47,17 @@ def windows(
     return found
 
 
+def speaking(con: duckdb.DuckDBPyConnection, rules: Sequence[Rule]) -> dict[str, float]:
+    """Return the seconds that rules beside the ledger tell of table `evidence`, if any, by rule."""
+    own = [rule for rule in rules if rule.beside is not None]
+    if not own:
+        return {}
+    bound = {name: value for rule in own for name, value in _bound(rule).items()}
+    sums = ", ".join(f"sum({_seconds(rule)})" for rule in own)
+    (row,) = con.execute(f"SELECT {sums} FROM evidence", bound or None).fetchall()
+    return {rule.id: float(s) for rule, s in zip(own, row, strict=True) if s}
+
+
 def told(con: duckdb.DuckDBPyConnection, rule: Rule) -> Told | None:
     """Return what a rule beside the ledger tells of table `evidence`; None if it is silent."""
     named = {field.name for field in fields(rule.says)} | set(rule.reads)

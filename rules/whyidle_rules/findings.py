@@ -36,12 +36,13 @@ def findings(
     granted = dict(
         con.execute("SELECT rule, sum(ns)::DOUBLE / 1e9 FROM grants GROUP BY rule").fetchall()
     )
+    slow = beside.speaking(con, rules)
     found = []
     for rule in rules:
         if rule.beside is not None:
-            told = beside.told(con, rule)
-            if told is not None and wall_s and told.seconds / wall_s >= TOLD_RATIO:
-                found.append(_finding_beside(rule, told, wall_s))
+            if wall_s and slow.get(rule.id, 0.0) / wall_s >= TOLD_RATIO:
+                told = beside.told(con, rule)
+                found += [] if told is None else [_finding_beside(rule, told, wall_s)]
             continue
         idle_s = granted.get(rule.id, 0.0)
         share = idle_s / wall_s if wall_s else 0.0
