@@ -90,14 +90,14 @@ def test_without_memory_to_sort_rows_are_merged_as_they_are(
             return self.con.execute(query, values)
 
     poor: list[Poor] = []
-    copy = merge_module._copy
 
-    def copy_poorly(con: duckdb.DuckDBPyConnection, *rest: object) -> None:
-        poor.append(Poor(con))
-        copy(poor[-1], *rest)  # type: ignore[arg-type]
+    class PoorBatch(merge_module._Batch):
+        def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
+            poor.append(Poor(con))
+            super().__init__(poor[-1])  # type: ignore[arg-type]
 
-    monkeypatch.setattr(merge_module, "_copy", copy_poorly)
+    monkeypatch.setattr(merge_module, "_Batch", PoorBatch)
     target = tmp_path / IDENTITY.node / IDENTITY.boot8 / "20260101T000000Z-0000000000000.duckdb"
     merged(parts, target).close()
-    assert sum(one.refused for one in poor) == 3
+    assert sum(one.refused for one in poor) == 1 + 3  # all at once, then each alone
     assert everything(tmp_path) == everything(parts[0].parents[2])

@@ -349,10 +349,17 @@ def _gpm_request(metrics: tuple[int, ...]) -> GpmRequest:
 
 def _values(request: GpmRequest) -> tuple[Answer, ...]:
     found = request.layout.unpack_from(request.buffer.bytes, _METRICS_AT)
+    codes, values = found[1::3], found[2::3]
+    if math.isfinite(sum(values)):  # as all of them are then
+        if not any(codes):
+            return values
+        return tuple(
+            [_no_value(code) if code else value for code, value in zip(codes, values, strict=True)]
+        )
     return tuple(
         [
             value if code == SUCCESS and math.isfinite(value) else _no_value(code)
-            for code, value in zip(found[1::3], found[2::3], strict=True)
+            for code, value in zip(codes, values, strict=True)
         ]
     )
 

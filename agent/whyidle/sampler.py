@@ -50,12 +50,13 @@ class Buffer:
         """Add rows of any tables."""
         with self._lock:
             block = self._block
+            kind: type[Row] | None = None
+            group: list[Row] = []
             for row in rows:
-                group = block.get(type(row))
-                if group is None:
-                    block[type(row)] = [row]
-                else:
-                    group.append(row)
+                if type(row) is not kind:
+                    kind = type(row)
+                    group = block.setdefault(kind, [])
+                group.append(row)
 
     def take(self) -> Block:
         """Return what was added and begin anew."""
@@ -100,23 +101,25 @@ class Line:
 
     def step(self) -> int:
         """Run everything that is due; return when the next run is due, in ns."""
+        now = self.clock.mono_ns()
         for runner in self.runners:
+            if now < runner.next_due_ns:
+                continue  # without the lock: nobody else makes a run due earlier
             with self._lock:
-                now = self.clock.mono_ns()
                 claimed = runner.claim(now)
                 if claimed is None:
                     continue
                 self._running = (runner, now)
                 self._said_late = False
             rows = runner.run(claimed)
+            began, now = now, self.clock.mono_ns()
             with self._lock:
                 self._running = None
                 runner.rest()
-                ended = self.clock.mono_ns()
-                if runner.collector.blocking and ended - now >= runner.deadline_ns:
-                    self._say_late(runner, ended)
+                if runner.collector.blocking and now - began >= runner.deadline_ns:
+                    self._say_late(runner, now)
             self._buffer.add(rows)
-        return min(runner.next_due_ns for runner in self.runners)
+        return min([runner.next_due_ns for runner in self.runners])
 
     def watch(self, now_ns: int) -> None:
         """If a run is past its deadline, say so and account for what it makes the line miss."""

@@ -23,7 +23,7 @@ from whyidle.collect.gpu_list import (
     value,
     whole,
 )
-from whyidle.collect.gpu_units import Notes, bytes_of_rate, kib, pair, percent, percents
+from whyidle.collect.gpu_units import Notes, bytes_of_rates, kib, pair, percent, percents
 from whyidle.host import Answer, Host, NvmlError
 from whyidle.schema import GpuActivity, GpuTraffic
 
@@ -59,11 +59,10 @@ def gpm_row(
     """Return the row of a GPM window."""
     t0, t1, values = window
     gr, sm, occupancy, tensor, dram, fp32 = percents(values[:6])
-    tx, rx, nvlink_rx, nvlink_tx = values[6:_LEAST]
     integer, hmma, imma, dfma, dmma, fp64, fp16 = percents(values[_LEAST:17])
-    c2c_tx, c2c_rx = values[17 : len(METRICS)]
+    tx, rx, nvlink_rx, nvlink_tx = bytes_of_rates(values[6:_LEAST], t1 - t0)
+    c2c_tx, c2c_rx = bytes_of_rates(values[17 : len(METRICS)], t1 - t0)
     busy, memory = pair(utilization)
-    ns = t1 - t0
     return GpuActivity(
         mono_ns=t1,
         uuid=uuid,
@@ -76,10 +75,10 @@ def gpm_row(
         tensor_active_ratio=tensor,
         fp32_active_ratio=fp32,
         dram_active_ratio=dram,
-        pcie_tx_bytes=bytes_of_rate(tx, ns),
-        pcie_rx_bytes=bytes_of_rate(rx, ns),
-        nvlink_tx_bytes=bytes_of_rate(nvlink_tx, ns),
-        nvlink_rx_bytes=bytes_of_rate(nvlink_rx, ns),
+        pcie_tx_bytes=tx,
+        pcie_rx_bytes=rx,
+        nvlink_tx_bytes=nvlink_tx,
+        nvlink_rx_bytes=nvlink_rx,
         utilization_ratio=percent(busy),
         memory_utilization_ratio=percent(memory),
         integer_active_ratio=integer,
@@ -89,8 +88,8 @@ def gpm_row(
         tensor_dmma_ratio=dmma,
         fp64_active_ratio=fp64,
         fp16_active_ratio=fp16,
-        c2c_tx_bytes=bytes_of_rate(c2c_tx, ns),
-        c2c_rx_bytes=bytes_of_rate(c2c_rx, ns),
+        c2c_tx_bytes=c2c_tx,
+        c2c_rx_bytes=c2c_rx,
     )
 
 
@@ -117,35 +116,37 @@ class _Activity:
         for gpu in listed:
             if gpu.uuid in split:
                 continue  # its MIG devices are what runs; the whole has no activity of its own
+            uuid = gpu.uuid
             try:
-                yield from self._rows(host, gpu, beside)
+                try:
+                    window = host.nvml("gpm", uuid)
+                except NvmlError as error:
+                    yield from self._without_gpm(host, gpu, error)
+                    continue
+                if window is None:
+                    continue  # the first sample, or less than 100 ms after the last: a later one
+                self._coarse.forget(uuid)
+                parsed = parse_gpm(window)
+                if self._is_news(uuid, parsed[2]):
+                    yield from self._missing(host, uuid, parsed[2])
+                yield gpm_row(
+                    uuid, parsed, value(host, "UtilizationRates", uuid) if beside else None
+                )
             except NvmlError as error:
-                self._coarse.forget(gpu.uuid)
-                yield Problem(subject=gpu.uuid, message=str(error))
-
-    def _rows(
-        self, host: Host, gpu: Gpu, beside: bool
-    ) -> Iterator[GpuActivity | GpuTraffic | Problem]:
-        uuid = gpu.uuid
-        try:
-            window = host.nvml("gpm", uuid)
-        except NvmlError as error:
-            if is_gone(error):
-                raise
-            if error.code in ABSENT:
-                yield from self._notes.once(uuid, _NO_GPM)
-            else:
-                # Such as "no permission" in a container: said, and the coarse counters serve.
+                self._coarse.forget(uuid)
                 yield Problem(subject=uuid, message=str(error))
-            yield from self._coarse.rows(host, gpu)
-            return
-        if window is None:
-            return  # the first sample, or less than 100 ms after the last: a later one covers it
-        self._coarse.forget(uuid)
-        parsed = parse_gpm(window)
-        if self._is_news(uuid, parsed[2]):
-            yield from self._missing(host, uuid, parsed[2])
-        yield gpm_row(uuid, parsed, value(host, "UtilizationRates", uuid) if beside else None)
+
+    def _without_gpm(
+        self, host: Host, gpu: Gpu, error: NvmlError
+    ) -> Iterator[GpuActivity | GpuTraffic | Problem]:
+        if is_gone(error):
+            raise error
+        if error.code in ABSENT:
+            yield from self._notes.once(gpu.uuid, _NO_GPM)
+        else:
+            # Such as "no permission" in a container: said, and the coarse counters serve.
+            yield Problem(subject=gpu.uuid, message=str(error))
+        yield from self._coarse.rows(host, gpu)
 
     def _is_news(self, uuid: str, values: tuple[Answer, ...]) -> bool:
         """Return whether something is missing, and more than what this GPU has never offered."""

@@ -33,8 +33,18 @@ def percents(answers: Sequence[Answer]) -> list[float | None]:
 
 def bytes_of_rate(answer: Answer, window_ns: int) -> int | None:
     """Return the bytes that a rate in MiB/s makes over a window."""
-    found = answer if type(answer) is float else number(answer)
+    found = number(answer)
     return None if found is None else round(found * MIB * window_ns / NS_PER_S)
+
+
+def bytes_of_rates(answers: Sequence[Answer], window_ns: int) -> list[int | None]:
+    """Return the bytes that rates in MiB/s make over a window."""
+    return [
+        round(answer * MIB * window_ns / NS_PER_S)
+        if type(answer) is float
+        else bytes_of_rate(answer, window_ns)
+        for answer in answers
+    ]
 
 
 def kib(answer: Answer) -> int | None:
