@@ -34,6 +34,12 @@ def run(name):
     notes.extend((p.subject, p.message) for p in told if p.kind == "no_data")
     return [[dict(dataclasses.asdict(row), TABLE=row.TABLE) for row in rows], problems]
 
+def hold():
+    made["gpu_activity"].hold(host.clock.mono_ns())
+
+def release():
+    return [dict(dataclasses.asdict(row)) for row in made["gpu_activity"].release(host)]
+
 def nvml(call, *args):
     try:
         return host.nvml(call, *args)

@@ -12,6 +12,7 @@ import pytest
 from gpu_agent import GpuAgent
 from vgpu import Standin, standin
 from vgpu.ask import Failed
+from whyidle import nvml_fast
 from whyidle.live import Watched
 from whyidle.nvml_fast import _field
 
@@ -56,7 +57,7 @@ def test_samples_are_given_back(node: Standin, agent: GpuAgent) -> None:
         agent.window()
         agent.ask.do("host.close()")
     calls = node.state.calls()
-    assert calls["nvmlGpmSampleAlloc"] == 3 * 2 * 2
+    assert calls["nvmlGpmSampleAlloc"] == 3 * 2 * nvml_fast._RING_SAMPLES
     assert calls["nvmlGpmSampleFree"] == calls["nvmlGpmSampleAlloc"]
 
 
@@ -65,7 +66,7 @@ def test_a_lost_gpus_samples_are_given_back(node: Standin, agent: GpuAgent) -> N
     node.state.gpus[1].lose()
     time.sleep(0.11)
     agent.run("gpu_activity")
-    assert node.state.calls()["nvmlGpmSampleFree"] == 2
+    assert node.state.calls()["nvmlGpmSampleFree"] == nvml_fast._RING_SAMPLES
 
 
 def test_after_a_failed_sample_windows_begin_anew(node: Standin, agent: GpuAgent) -> None:

@@ -78,7 +78,9 @@ def _copy(con: duckdb.DuckDBPyConnection, spec: Table, source: str, batch: _Batc
     order = ", ".join(f"{identifier(name)} NULLS FIRST" for name in keys)
     for part in _parts(con, spec, keys[0], source):
         chosen = f"{into} SELECT * FROM ({source}) {part.where}"
-        batch.add(_Step(chosen, f" ORDER BY {order}", part.values), part.rows * 8 * len(spec.columns))
+        batch.add(
+            _Step(chosen, f" ORDER BY {order}", part.values), part.rows * 8 * len(spec.columns)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +171,7 @@ def _parts(con: duckdb.DuckDBPyConnection, spec: Table, key: str, source: str) -
         counts = counts[taken:]
 
 
-def _spans(
-    con: duckdb.DuckDBPyConnection, source: str, part: _Part, limit: int
-) -> Iterator[_Part]:
+def _spans(con: duckdb.DuckDBPyConnection, source: str, part: _Part, limit: int) -> Iterator[_Part]:
     """Yield a part cut by time into as many pieces as it takes."""
     first, last = _one(
         con, f"SELECT min(mono_ns), max(mono_ns) FROM ({source}) {part.where}", part.values

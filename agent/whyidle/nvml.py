@@ -5,6 +5,8 @@ because indices shuffle when a GPU is lost. Answers are decoded, not interpreted
 
     gpus                          ((uuid, index, uuid of the parent or None), ...) MIG devices too
     gpm, uuid                     (t0_ns, t1_ns, values of GPM_METRICS) or None: see nvml_fast.Gpm
+    gpm_sample, uuid              whether a sample ended a window, which gpm_windows will tell
+    gpm_windows, uuid             the windows since it was last asked, each as that of gpm
     gpm_values, uuid, id...       further metrics of the last window, None if there is none
     gpm_worked, uuid              whether gpm has ever answered; None: not tried
     xids                          ((uuid, xid, GPU instance), ...) since last asked: nvml_events
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 
 import pynvml
@@ -123,6 +126,8 @@ class Nvml:
             "Samples": self._samples,
             "UtilizationRates": self._utilization,
             "gpm": self._gpm,
+            "gpm_sample": self._gpm_sample,
+            "gpm_windows": self._gpm_windows,
             "gpm_values": self._gpm_values,
             "gpm_worked": self._gpm_worked,
             "gpus": self._gpus,
@@ -239,6 +244,31 @@ class Nvml:
         if window is not None:
             self._tell_gpm(uuid, True)
         return window
+
+    def _gpm_sample(self, opened: Open, uuid: Argument) -> Answer:
+        try:
+            gpm = gpm_of(opened, self._device(opened, uuid))
+        except NvmlError:
+            self._tell_gpm(uuid, False)
+            raise
+        try:
+            return gpm.sample(self._clock)
+        except NvmlError:
+            self._tell_gpm(uuid, False)
+            # A GPU that is lost takes its samples with it: what they tell is kept.
+            with suppress(NvmlError):
+                opened.gpm_rest[str(uuid)] = gpm.windows()
+            raise
+
+    def _gpm_windows(self, opened: Open, uuid: Argument) -> Answer:
+        rest = opened.gpm_rest.pop(str(uuid), ())
+        device = opened.devices.get(str(uuid))
+        if device is None or device.gpm is None:
+            return rest
+        windows = device.gpm.windows()
+        if windows:
+            self._tell_gpm(uuid, True)
+        return (*rest, *windows)
 
     def _tell_gpm(self, uuid: Argument, works: bool) -> None:
         if self._on_gpm is not None and self._gpm_told.get(uuid) is not works:

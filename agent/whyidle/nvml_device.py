@@ -43,6 +43,8 @@ class Open:
     library: Library
     devices: dict[str, Device] = field(default_factory=dict)
     lost: dict[str, tuple[int, NvmlError]] = field(default_factory=dict)
+    # Windows of GPUs that failed after them, by UUID.
+    gpm_rest: dict[str, tuple[Answer, ...]] = field(default_factory=dict)
     gpus: tuple[Answer, ...] = ()
     listed_ns: int | None = None
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)

@@ -22,6 +22,8 @@ from whyidle.host import Answer, NvmlError
 GPM_WINDOW_MIN_NS = 100_000_000
 # A window over a pause this long says nothing of any moment: begin anew.
 GPM_WINDOW_MAX_NS = 60_000_000_000
+# Samples that are kept of a GPU: a second of them and some to spare.
+_RING_SAMPLES = 12
 # nvmlGpmMetricId_t of what "gpm" answers, in this order.
 GPM_METRICS = (1, 2, 3, 5, 10, 12, 20, 21, 60, 61, 4, 7, 9, 6, 8, 11, 13, 100, 101)
 # Means all links together in the scopeId of an NVLink field.
@@ -240,12 +242,15 @@ class Ring:
 
 
 class Gpm:
-    """GPU performance monitoring of a device: two samples in turn, so that windows touch.
+    """GPU performance monitoring of a device: samples in a ring, so that windows touch.
 
-    A MIG device is sampled through its GPU and the number of its GPU instance.
+    A MIG device is sampled through its GPU and the number of its GPU instance. Windows are
+    evaluated when they are asked for, which needs no driver: eight at once cost half of what they
+    cost one by one, eight times a second.
     """
 
     __slots__ = (
+        "_addresses",
         "_get",
         "_handle",
         "_instance",
@@ -253,8 +258,9 @@ class Gpm:
         "_latest_ns",
         "_library",
         "_metrics",
+        "_open",
         "_pair",
-        "_pairs",
+        "_ready",
         "_samples",
         "worked",
     )
@@ -270,14 +276,16 @@ class Gpm:
             "nvmlGpmSampleGet" if instance is None else "nvmlGpmMigSampleGet"
         )
         self._samples: list[Any] = []
-        for _ in range(2):
+        for _ in range(_RING_SAMPLES):
             self._samples.append(_allocate(library))
-        addresses = [ctypes.cast(sample, ctypes.c_void_p).value for sample in self._samples]
-        self._pairs = (tuple(addresses), tuple(reversed(addresses)))
+        self._addresses = [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self._samples]
         self._latest = 0
         self._latest_ns: int | None = None
-        # Of the last window: which of the two orders; None: there is none.
-        self._pair: int | None = None
+        # Of the last window: its older and newer sample; None: there is none.
+        self._pair: tuple[int, int] | None = None
+        # Windows that are not evaluated yet, as (t0_ns, t1_ns, its samples), and those that are.
+        self._open: list[tuple[int, int, tuple[int, int]]] = []
+        self._ready: list[Answer] = []
 
     def window(self, clock: Clock) -> Answer:
         """Sample; return (t0_ns, t1_ns, values) of the window that this ends, or None.
@@ -285,29 +293,48 @@ class Gpm:
         None: it is the first, or too soon. Times are those of the monotonic clock half way through
         the samples; values are in the order of GPM_METRICS, in percent and MiB/s.
         """
+        if not self.sample(clock):
+            return None
+        return self.windows()[-1]
+
+    def sample(self, clock: Clock) -> bool:
+        """Sample; return whether this ended a window. Raises NvmlError."""
         began = clock.mono_ns()
         before = self._latest_ns
         if before is not None and began - before < GPM_WINDOW_MIN_NS:
-            return None
-        target = 1 - self._latest
+            return False
+        if len(self._open) >= _RING_SAMPLES - 2:
+            self._evaluate_open()  # nobody asked in time: what they are made of is overwritten next
+        target = (self._latest + 1) % _RING_SAMPLES
         self._latest_ns = self._pair = None  # should it fail, neither sample is a beginning
         self._sample(self._samples[target])
         now = began + (clock.mono_ns() - began) // 2
         older, self._latest, self._latest_ns = self._latest, target, now
         if before is None or now - before > GPM_WINDOW_MAX_NS:
-            return None
-        self._pair = older
-        values = self._evaluate(older, GPM_METRICS)
-        self.worked = True
-        return (before, now, values)
+            return False
+        self._pair = (self._addresses[older], self._addresses[target])
+        self._open.append((before, now, self._pair))
+        return True
+
+    def windows(self) -> tuple[Answer, ...]:
+        """Return the windows since the last question, as `window` does; raises NvmlError."""
+        self._evaluate_open()
+        ready, self._ready = tuple(self._ready), []
+        return ready
 
     def values(self, metrics: tuple[int, ...]) -> tuple[Answer, ...] | None:
         """Return further metrics of the last window, in the header's units; None without one."""
         return None if self._pair is None else self._evaluate(self._pair, metrics)
 
-    def _evaluate(self, pair: int, metrics: tuple[int, ...]) -> tuple[Answer, ...]:
+    def _evaluate_open(self) -> None:
+        opened, self._open = self._open, []
+        for t0, t1, pair in opened:
+            self._ready.append((t0, t1, self._evaluate(pair, GPM_METRICS)))
+            self.worked = True
+
+    def _evaluate(self, pair: tuple[int, int], metrics: tuple[int, ...]) -> tuple[Answer, ...]:
         request = self._library.gpm_request(metrics)
-        _SAMPLES.pack_into(request.buffer.bytes, _SAMPLES_AT, *self._pairs[pair])
+        _SAMPLES.pack_into(request.buffer.bytes, _SAMPLES_AT, *pair)
         check(self._metrics(request.buffer.ref), "GpmMetricsGet")
         return _values(request)
 
@@ -328,6 +355,7 @@ class Gpm:
             if release is not None:
                 release(sample)
         self._samples.clear()
+        self._open.clear()
         self._latest_ns = self._pair = None
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, Protocol, cast
 
 from whyidle.clock import NS_PER_S
-from whyidle.collect.collector import Collector, Lane, NoData, Problem
+from whyidle.collect.collector import Collector, Holding, Lane, NoData, Problem
 from whyidle.host import Host, NotRecordedError
 from whyidle.schema import CollectorError, Tick
 from whyidle.table import Row
@@ -151,6 +152,19 @@ class Runner:
         self._collect = collector.make()
         self._errors = ErrorBook()
 
+    def hold(self, begin_ns: int) -> None:
+        """Let the collector give the rows of a second together, if it can, from `begin_ns` on."""
+        if isinstance(self._collect, Holding):
+            self._collect.hold(begin_ns)
+
+    def release(self) -> list[Row]:
+        """Return the rows that the collector holds back; there is no run after this."""
+        rows: list[Row] = []
+        if isinstance(self._collect, Holding):
+            with suppress(Exception):  # what cannot be asked any more has been said by its runs
+                _gather(self._collect.release(self._host), rows, [])
+        return rows
+
     @property
     def deadline_ns(self) -> int:
         """How long a run on a thread may take before it is said to be late."""
@@ -257,7 +271,7 @@ def _gather(
         items.extend(islice(found, ROWS_LIMIT + 1))
     finally:
         # Kinds are few and rows many: looking at each row costs 0.4 us of the 5 that it takes.
-        if all([hasattr(kind, "TABLE") for kind in set(map(type, items))]):
+        if all(hasattr(kind, "TABLE") for kind in set(map(type, items))):
             rows += cast("list[Row]", items)
         else:
             _sort_out(items, rows, failures)

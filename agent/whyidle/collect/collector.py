@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 from whyidle.host import Host
 from whyidle.table import Row
@@ -50,6 +50,22 @@ class Problem:
 
 
 Collect = Callable[[Host], Iterable["Row | Problem"]]
+
+
+@runtime_checkable
+class Holding(Protocol):
+    """A `Collect` that can give the rows of many runs in one, where making them at once is cheap.
+
+    They go to disk no later: the spool is written once a second, after the first run of a second.
+    """
+
+    def hold(self, begin_ns: int) -> None:
+        """Give rows at the first run of each second from `begin_ns` on; else, at each run."""
+        ...
+
+    def release(self, host: Host) -> Iterable[Row]:
+        """Return the rows that are held back: there is no other run."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,15 @@ def gpm_row(
 class _Activity:
     """The collector; it keeps what was said of each GPU and the windows of those without GPM."""
 
-    __slots__ = ("_absent", "_coarse", "_coarse_due_ns", "_gpus", "_notes")
+    __slots__ = (
+        "_absent",
+        "_begin_ns",
+        "_coarse",
+        "_coarse_due_ns",
+        "_gpus",
+        "_notes",
+        "_second",
+    )
 
     def __init__(self) -> None:
         # How many metrics each GPU did not offer last.
@@ -105,13 +113,26 @@ class _Activity:
         self._notes = Notes()
         self._coarse = Coarse(self._notes)
         self._coarse_due_ns = 0
+        # When the seconds begin in which rows are held back; None: they are not.
+        self._begin_ns: int | None = None
+        self._second = -1
+
+    def hold(self, begin_ns: int) -> None:
+        """Give rows at the first run of each second from `begin_ns` on: GPM is evaluated then."""
+        self._begin_ns = begin_ns
 
     def __call__(self, host: Host) -> Iterator[GpuActivity | GpuTraffic | Problem]:
         listed = self._gpus.ask(host)
         now_ns = host.clock.mono_ns()
-        beside = now_ns >= self._coarse_due_ns
-        if beside:
-            self._coarse_due_ns = now_ns + _COARSE_EVERY_NS
+        held = False
+        if self._begin_ns is not None:
+            second = (now_ns - self._begin_ns) // NS_PER_S
+            held, self._second = second == self._second, second
+            beside = not held
+        else:
+            beside = now_ns >= self._coarse_due_ns
+            if beside:
+                self._coarse_due_ns = now_ns + _COARSE_EVERY_NS
         split = {gpu.parent for gpu in listed}
         for gpu in listed:
             if gpu.uuid in split:
@@ -119,22 +140,52 @@ class _Activity:
             uuid = gpu.uuid
             try:
                 try:
-                    window = host.nvml("gpm", uuid)
+                    if held:
+                        host.nvml("gpm_sample", uuid)
+                        continue
+                    windows = self._windows(host, uuid)
                 except NvmlError as error:
+                    yield from self._rows(host, uuid, self._rest(host, uuid), beside=False)
                     yield from self._without_gpm(host, gpu, error)
                     continue
-                if window is None:
-                    continue  # the first sample, or less than 100 ms after the last: a later one
-                self._coarse.forget(uuid)
-                parsed = parse_gpm(window)
-                if self._is_news(uuid, parsed[2]):
-                    yield from self._missing(host, uuid, parsed[2])
-                yield gpm_row(
-                    uuid, parsed, value(host, "UtilizationRates", uuid) if beside else None
-                )
+                yield from self._rows(host, uuid, windows, beside=beside)
             except NvmlError as error:
                 self._coarse.forget(uuid)
                 yield Problem(subject=uuid, message=str(error))
+
+    def release(self, host: Host) -> Iterator[GpuActivity]:
+        """Yield the rows of the windows since the last turn of a second."""
+        for gpu in self._gpus.ask(host):
+            for window in self._rest(host, gpu.uuid):
+                yield gpm_row(gpu.uuid, parse_gpm(window), None)
+
+    def _windows(self, host: Host, uuid: str) -> tuple[Answer, ...]:
+        """Sample, and return the windows that are due; raises NvmlError."""
+        if self._begin_ns is None:
+            window = host.nvml("gpm", uuid)
+            # The first sample, or less than 100 ms after the last: a later one covers it.
+            return () if window is None else (window,)
+        host.nvml("gpm_sample", uuid)
+        windows = host.nvml("gpm_windows", uuid)
+        return tuple(windows) if isinstance(windows, LISTS) else ()
+
+    def _rest(self, host: Host, uuid: str) -> tuple[Answer, ...]:
+        """Return the windows before a sample that failed."""
+        windows = () if self._begin_ns is None else host.nvml("gpm_windows", uuid)
+        return tuple(windows) if isinstance(windows, LISTS) else ()
+
+    def _rows(
+        self, host: Host, uuid: str, windows: tuple[Answer, ...], *, beside: bool
+    ) -> Iterator[GpuActivity | GpuTraffic | Problem]:
+        for window in windows:
+            parsed = parse_gpm(window)
+            if self._is_news(uuid, parsed[2]):
+                yield from self._missing(host, uuid, parsed[2])
+            # What other tools show is of now, and belongs to the newest.
+            shown = beside and window is windows[-1]
+            yield gpm_row(uuid, parsed, value(host, "UtilizationRates", uuid) if shown else None)
+        if windows:
+            self._coarse.forget(uuid)
 
     def _without_gpm(
         self, host: Host, gpu: Gpu, error: NvmlError

@@ -14,11 +14,13 @@ from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
 from whyidle.collect.process_known import Known, Profile
 from whyidle.collect.process_text import (
+    NO_IO,
     NO_STATUS,
+    Io,
+    Stat,
     Status,
     parse_io,
     parse_schedstat,
-    parse_stat,
     parse_status,
 )
 from whyidle.collect.process_tree import WATCHED_LIMIT, ProcessTree
@@ -74,10 +76,9 @@ def make() -> Collect:
 
 def _read(host: Host, known: Known, pid: int) -> tuple[Process, ProcessInfo | None]:
     """Return the rows of a process; raises FileNotFoundError, ProcessLookupError when it ended."""
-    stat = parse_stat(host.read_bytes(known.stat_path(pid)))
-    profile = known.meet(pid, stat)
+    profile, stat = known.stat_of(host, pid)
     run_ns, delay_ns = _schedstat(host, profile)
-    rchar, wchar, read, write = _io(host, profile)
+    rchar, wchar, read, write = _io(host, profile, stat, run_ns)
     mono_ns = host.clock.mono_ns()
     status = NO_STATUS if mono_ns < profile.status_due_ns else _status(host, profile, mono_ns)
     info = profile.learn(host, known, stat, mono_ns)
@@ -131,18 +132,26 @@ def _schedstat(host: Host, profile: Profile) -> tuple[int | None, int | None]:
         return None, None  # CONFIG_SCHED_INFO is off
 
 
-def _io(host: Host, profile: Profile) -> tuple[int | None, int | None, int | None, int | None]:
+def _io(host: Host, profile: Profile, stat: Stat, run_ns: int | None) -> Io:
+    """Return what a process read and wrote.
+
+    One of a single thread that sleeps, and has not run since it was asked, has done neither.
+    """
+    ran_ns, io = profile.io
+    if run_ns is not None and run_ns == ran_ns and stat.threads == 1 and stat.state != "R":
+        return io
     denied_ns = profile.io_denied_ns
     if denied_ns is not None and host.clock.mono_ns() - denied_ns < _DENIED_NS:
-        return None, None, None, None
+        return NO_IO
     try:
         found = parse_io(host.read_bytes(profile.paths.io))
     except PermissionError:
         profile.io_denied_ns = host.clock.mono_ns()
-        return None, None, None, None
+        return NO_IO
     except FileNotFoundError:
-        return None, None, None, None  # CONFIG_TASK_IO_ACCOUNTING is off
+        return NO_IO  # CONFIG_TASK_IO_ACCOUNTING is off
     profile.io_denied_ns = None
+    profile.io = (run_ns, found)
     return found
 
 

@@ -20,10 +20,13 @@ from whyidle.collect.process_kind import (
 )
 from whyidle.collect.process_layout import parse_layout
 from whyidle.collect.process_text import (
+    NO_IO,
     NO_STATUS,
+    Io,
     Stat,
     count_list,
     parse_command,
+    parse_stat,
 )
 from whyidle.host import Host
 from whyidle.schema import ProcessInfo
@@ -56,11 +59,13 @@ class Profile:
         "_job",
         "_layout",
         "_namespace",
+        "_seen",
         "_settled",
         "_threads_count",
         "_threads_ns",
         "_told",
         "asleep",
+        "io",
         "io_denied_ns",
         "kind",
         "kind_seen",
@@ -68,6 +73,8 @@ class Profile:
         "paths",
         "pid",
         "start_ns",
+        "stat",
+        "stat_text",
         "status",
         "status_due_ns",
     )
@@ -84,6 +91,11 @@ class Profile:
         self.io_denied_ns: int | None = None
         # How long its main thread had run when its wait channel was read, and the channel.
         self.asleep: tuple[int | None, str | None] = (None, None)
+        # The same of the numbers of io.
+        self.io: tuple[int | None, Io] = (None, NO_IO)
+        # The last stat, as text and as read from it: that of one who sleeps stays the same.
+        self.stat_text = b""
+        self.stat = stat
         self.status = NO_STATUS
         self.status_due_ns = 0
         self._facts = Facts(comm="", command=None, has_gpu=False)
@@ -96,6 +108,8 @@ class Profile:
         self._threads_ns: int | None = None
         self._threads_count = 1
         self._told: tuple[object, ...] = ()
+        # What the last look at all this was made for, () if it is not done with it.
+        self._seen: tuple[object, ...] = ()
 
     @property
     def facts(self) -> Facts:
@@ -104,20 +118,26 @@ class Profile:
 
     def learn(self, host: Host, known: Known, stat: Stat, mono_ns: int) -> ProcessInfo | None:
         """Bring the facts up to date; return a row when they changed or a minute has passed."""
+        has_gpu = self.pid in known.gpu
+        seen = (stat.comm, stat.threads, stat.parent_pid, has_gpu, self.status, known.version)
+        if seen == self._seen and self._again_ns is not None and mono_ns < self._again_ns:
+            return None
         self.parent_pid = stat.parent_pid
         again = self._again_ns is None or mono_ns >= self._again_ns
         if again or stat.comm != self._facts.comm or not self._settled:
             # Read twice at first: met between fork and exec, it looks like another of its parent.
             self._settled = self._again_ns is not None
             self._read(host)
-        has_gpu = self.pid in known.gpu
-        threads = self._families(host, stat, mono_ns)
-        facts = self._facts
+        threads, waits = self._families(host, stat, mono_ns)
+        facts, kind = self._facts, self.kind
         if (stat.comm, has_gpu, threads) != (facts.comm, facts.has_gpu, facts.threads):
             self._facts = Facts(
                 comm=stat.comm, command=facts.command, has_gpu=has_gpu, threads=threads
             )
         self.kind = known.kind_of(self)
+        if self.kind != kind or self._facts is not facts:
+            known.version += 1  # its kin may be of another kind by that
+        self._seen = seen if self._settled and not waits else ()
         tells = (self.kind, self._facts, self._cgroup, self._job, self.status.cpus_allowed)
         if not again and tells == self._told:
             return None
@@ -146,16 +166,15 @@ class Profile:
         except OSError:
             self._namespace = None  # not permitted, or it has just ended: as NULL
 
-    def _families(self, host: Host, stat: Stat, mono_ns: int) -> frozenset[str]:
-        if stat.threads < 2 or self.kind == DATA_WORKER:
-            return self._facts.threads
-        if stat.threads == self._threads_count:
-            return self._facts.threads
+    def _families(self, host: Host, stat: Stat, mono_ns: int) -> tuple[frozenset[str], bool]:
+        """Return the families of its threads, and whether to look for others before long."""
+        if stat.threads < 2 or self.kind == DATA_WORKER or stat.threads == self._threads_count:
+            return self._facts.threads, False
         if self._threads_ns is not None and mono_ns - self._threads_ns < _THREADS_EVERY_NS:
-            return self._facts.threads
+            return self._facts.threads, True
         self._threads_ns = mono_ns
         self._threads_count = stat.threads
-        return self._facts.threads | families(_thread_names(host, self.pid))
+        return self._facts.threads | families(_thread_names(host, self.pid)), False
 
     def _row(self, mono_ns: int) -> ProcessInfo:
         cpus = self.status.cpus_allowed
@@ -195,11 +214,17 @@ class Profile:
 class Known:
     """The profiles of all watched processes, by pid."""
 
-    __slots__ = ("_delay_ns", "_naming_parents", "_profiles", "delay_accounting", "gpu")
+    __slots__ = (
+        *("_delay_ns", "_named", "_naming_parents", "_profiles"),
+        *("delay_accounting", "gpu", "version"),
+    )
 
     def __init__(self) -> None:
         self._profiles: dict[int, Profile] = {}
         self._naming_parents: frozenset[int] = frozenset()
+        # Counts what may change the kind of another: who is known, and of what kind.
+        self.version = 0
+        self._named = -1
         self._delay_ns: int | None = None
         self.gpu: frozenset[int] = frozenset()
         # None: this kernel does not say whether it is on.
@@ -208,30 +233,39 @@ class Known:
     def begin(self, host: Host, gpu: frozenset[int]) -> None:
         """Begin a run: `gpu` are the pids with a GPU context."""
         self.gpu = gpu
-        self._naming_parents = frozenset(
-            profile.parent_pid
-            for profile in self._profiles.values()
-            if profile.facts.comm == "pt_data_worker"
-        )
+        if self._named != self.version:
+            self._named = self.version
+            self._naming_parents = frozenset(
+                profile.parent_pid
+                for profile in self._profiles.values()
+                if profile.facts.comm == "pt_data_worker"
+            )
         now_ns = host.clock.mono_ns()
         if self._delay_ns is None or now_ns - self._delay_ns >= _DELAY_EVERY_NS:
             self._delay_ns = now_ns
             switch = _read(host, "proc/sys/kernel/task_delayacct")
             self.delay_accounting = None if switch is None else switch.strip() == b"1"
 
-    def stat_path(self, pid: int) -> str:
-        """Return the path of a process's stat, whether it is known or not."""
-        profile = self._profiles.get(pid)
-        return f"proc/{pid}/stat" if profile is None else profile.paths.stat
+    def stat_of(self, host: Host, pid: int) -> tuple[Profile, Stat]:
+        """Return a process's profile and its stat.
 
-    def meet(self, pid: int, stat: Stat) -> Profile:
-        """Return a process's profile; raises ProcessLookupError if its pid was used again."""
+        Raises OSError, ValueError; ProcessLookupError if its pid was used again.
+        """
         profile = self._profiles.get(pid)
         if profile is None:
+            text = host.read_bytes(f"proc/{pid}/stat")
+            stat = parse_stat(text)
             profile = self._profiles[pid] = Profile(pid, stat)
-        elif profile.start_ns != stat.start_ns:
-            raise ProcessLookupError(3, "the pid belongs to another process now", str(pid))
-        return profile
+            self.version += 1
+        else:
+            text = host.read_bytes(profile.paths.stat)
+            if text == profile.stat_text:
+                return profile, profile.stat
+            stat = parse_stat(text)
+            if profile.start_ns != stat.start_ns:
+                raise ProcessLookupError(3, "the pid belongs to another process now", str(pid))
+        profile.stat_text, profile.stat = text, stat
+        return profile, stat
 
     @property
     def io_denied(self) -> bool:
@@ -240,7 +274,8 @@ class Known:
 
     def drop(self, host: Host, pid: int) -> None:
         """Forget a process that ended."""
-        self._profiles.pop(pid, None)
+        if self._profiles.pop(pid, None) is not None:
+            self.version += 1
         host.forget(f"proc/{pid}/")
 
     def kind_of(self, profile: Profile) -> str | None:

@@ -181,10 +181,18 @@ def parse_schedstat(data: bytes) -> tuple[int, int]:
     words = data.split(None, 2)
     if len(words) < 2:
         raise ValueError(f"schedstat: {data[:40]!r} has fewer than two numbers")
-    return whole(words[0], "schedstat"), whole(words[1], "schedstat")
+    try:
+        return int(words[0]), int(words[1])
+    except ValueError:
+        return whole(words[0], "schedstat"), whole(words[1], "schedstat")
 
 
-def parse_io(data: bytes) -> tuple[int | None, int | None, int | None, int | None]:
+# rchar, wchar, read_bytes and write_bytes of /proc/PID/io; None: not printed.
+Io = tuple["int | None", "int | None", "int | None", "int | None"]
+NO_IO: Io = (None, None, None, None)
+
+
+def parse_io(data: bytes) -> Io:
     """Return rchar, wchar, read_bytes and write_bytes, in bytes."""
     words = data.split()
     if len(words) == _IO_WORDS and words[0] == b"rchar:" and words[8] == b"read_bytes:":
