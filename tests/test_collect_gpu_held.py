@@ -88,7 +88,7 @@ def test_windows_that_nobody_asks_for_are_kept(node: Standin, agent: GpuAgent) -
     uuid = node.state.gpus[0].uuid
     ended = 0
     for _ in range(_RING_SAMPLES + 3):
-        ended += agent.nvml("gpm_sample", uuid)
+        ended += agent.nvml("gpm_sample", uuid)[0]
         time.sleep(0.105)
     assert ended == _RING_SAMPLES + 2
     windows = agent.nvml("gpm_windows", uuid)

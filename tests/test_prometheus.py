@@ -19,8 +19,6 @@ from live_kit import NODE, Prometheus, child, free_port, keeper, program, promet
 from vgpu.device.serve import virtual_gpus
 from whyidle.store import Recording
 
-pytestmark = pytest.mark.slow
-
 BEFORE_S, AFTER_S = 12.0, 4.0
 # A trainer of short steps that begins to save checkpoints when told to by a line on its input.
 TRAINER = """

@@ -1,6 +1,7 @@
 """The service under a real systemd: started, hung, reloaded, released, stopped.
 
-Slow: it boots systemd in namespaces of its own, with the units as they are installed.
+It boots systemd in namespaces of its own, with the units as they are installed. What every check
+of a change needs runs always, a minute of it; the rest are slow tests.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from service_kit import wait_for
 from systemd_machine import Booted, booted, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() != "", reason=why_not() or "-")]
+pytestmark = pytest.mark.skipif(why_not() != "", reason=why_not() or "-")
 
 AGENT, KEEPER = "whyidle-agent", "whyidle-keeper"
 _PTRACE, _SEARCH, _SYSLOG = 19, 2, 34  # bits of capabilities, linux/capability.h
@@ -90,6 +91,7 @@ def test_it_has_the_privileges_it_says_and_no_more(running: Booted) -> None:
     assert f"/system.slice/{KEEPER}.service" in path
 
 
+@pytest.mark.slow
 def test_the_keeper_has_a_quarter_of_a_core(running: Booted) -> None:
     script = (
         "import pathlib\n"
@@ -128,6 +130,7 @@ def test_gpu_devices_are_open_to_it_and_others_are_not(running: Booted) -> None:
     assert found == {**dict.fromkeys(nodes, True), "other": False, "kmsg": True}
 
 
+@pytest.mark.slow
 def test_names_of_drivers_may_have_patterns(machine: Booted) -> None:
     """As in DeviceAllow=char-nvidia*: tried with `ptm`, a name of /proc/devices that is here."""
     machine.run("test -e /dev/named || mknod -m 666 /dev/named c 128 0")
@@ -139,6 +142,7 @@ def test_names_of_drivers_may_have_patterns(machine: Booted) -> None:
     assert ["Operation not permitted" in text for text in said] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_anybody_may_publish_pages_and_nobody_removes_those_of_others(running: Booted) -> None:
     alice = "setpriv --reuid 1001 --regid 1001 --clear-groups"
     bob = "setpriv --reuid 1002 --regid 1002 --clear-groups"
@@ -176,6 +180,7 @@ def test_a_bad_file_is_refused_at_reload_and_a_good_one_taken(running: Booted) -
     wait_for(lambda: running.show(AGENT, "StatusText").startswith("recording into"))
 
 
+@pytest.mark.slow
 def test_a_configuration_that_is_bad_at_the_start_is_not_tried_again(machine: Booted) -> None:
     machine.run(f"systemctl stop {AGENT}")
     machine.run("echo 'keep: {dais: 3}' > /etc/whyidle/agent.yaml")
@@ -186,6 +191,7 @@ def test_a_configuration_that_is_bad_at_the_start_is_not_tried_again(machine: Bo
     machine.run(f"rm /etc/whyidle/agent.yaml; systemctl stop {AGENT}; systemctl reset-failed")
 
 
+@pytest.mark.slow
 def test_what_hangs_is_started_again_by_the_watchdog(running: Booted) -> None:
     sampler = running.children(AGENT)[1]
     running.run(f"kill -STOP {sampler}")
@@ -206,6 +212,7 @@ def test_what_hangs_is_started_again_by_the_watchdog(running: Booted) -> None:
     assert running.show(KEEPER, "NRestarts") == "0"
 
 
+@pytest.mark.slow
 def test_the_gpus_are_let_go_by_root_and_by_nobody_else(running: Booted) -> None:
     nobody = "setpriv --reuid 1001 --regid 1001 --clear-groups "
     done = running.try_(nobody + "whyidle release")
@@ -222,6 +229,7 @@ def test_the_gpus_are_let_go_by_root_and_by_nobody_else(running: Booted) -> None
     assert running.run("whyidle release --resume") == "the agent has taken the GPUs back.\n"
 
 
+@pytest.mark.slow
 def test_the_gpus_are_taken_back_when_the_driver_was_loaded_anew(machine: Booted) -> None:
     """The driver's file in /proc is one that the test makes and removes."""
     version = "/run/driver/nvidia/version"
@@ -269,19 +277,26 @@ def test_it_stops_in_seconds_and_loses_nothing(running: Booted) -> None:
     assert gap < 0.3e9
 
 
+_ALL = "CAP_SYS_PTRACE CAP_DAC_READ_SEARCH CAP_SYSLOG"
 CAPABILITIES = {
     "": {"xid", "io", "wait_channel", "net_namespace", "open_files"},
     "CAP_SYS_PTRACE": {"xid", "io", "open_files"},
     "CAP_DAC_READ_SEARCH": {"xid", "io", "wait_channel", "net_namespace", "open_files"},
     "CAP_SYS_PTRACE CAP_DAC_READ_SEARCH": {"xid"},
     "CAP_SYSLOG": {"io", "wait_channel", "net_namespace", "open_files"},
-    "CAP_SYS_PTRACE CAP_DAC_READ_SEARCH CAP_SYSLOG": set[str](),
+    _ALL: set[str](),
 }
 
 _SEE = Path(__file__).with_name("systemd_see.py").read_text()
 
 
-@pytest.mark.parametrize("granted", CAPABILITIES)
+@pytest.mark.parametrize(
+    "granted",
+    [
+        pytest.param(granted, marks=() if granted in ("", _ALL) else pytest.mark.slow)
+        for granted in CAPABILITIES
+    ],
+)
 def test_what_is_lost_without_a_capability(machine: Booted, granted: str) -> None:
     restricted = machine.run("cat /proc/sys/kernel/dmesg_restrict").strip() == "1"
     trainer = (

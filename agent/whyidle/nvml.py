@@ -5,7 +5,8 @@ because indices shuffle when a GPU is lost. Answers are decoded, not interpreted
 
     gpus                          ((uuid, index, uuid of the parent or None), ...) MIG devices too
     gpm, uuid                     (t0_ns, t1_ns, values of GPM_METRICS) or None: see nvml_fast.Gpm
-    gpm_sample, uuid              whether a sample ended a window, which gpm_windows will tell
+    gpm_sample, uuid...           for each whether a sample ended a window, which gpm_windows will
+                                  tell, or (code, call, text) where NVML refused it
     gpm_windows, uuid             the windows since it was last asked, each as that of gpm
     gpm_values, uuid, id...       further metrics of the last window, None if there is none
     gpm_worked, uuid              whether gpm has ever answered; None: not tried
@@ -245,20 +246,26 @@ class Nvml:
             self._tell_gpm(uuid, True)
         return window
 
-    def _gpm_sample(self, opened: Open, uuid: Argument) -> Answer:
-        try:
-            gpm = gpm_of(opened, self._device(opened, uuid))
-        except NvmlError:
-            self._tell_gpm(uuid, False)
-            raise
-        try:
-            return gpm.sample(self._clock)
-        except NvmlError:
-            self._tell_gpm(uuid, False)
-            # A GPU that is lost takes its samples with it: what they tell is kept.
-            with suppress(NvmlError):
-                opened.gpm_rest[str(uuid)] = gpm.windows()
-            raise
+    def _gpm_sample(self, opened: Open, *uuids: Argument) -> Answer:
+        found: list[Answer] = []
+        for uuid in map(str, uuids):
+            device = opened.devices.get(uuid)
+            gpm = None if device is None else device.gpm
+            try:
+                if gpm is None:
+                    gpm = gpm_of(opened, self._device(opened, uuid))
+                found.append(gpm.sample(self._clock))
+            except NvmlError as error:
+                self._tell_gpm(uuid, False)
+                if gpm is not None:
+                    # A GPU that is lost takes its samples with it: what they tell is kept.
+                    with suppress(NvmlError):
+                        opened.gpm_rest[uuid] = gpm.windows()
+                self._give_up(opened, error, (uuid,))
+                found.append((error.code, error.call, error.text))
+                if self._open is None:
+                    raise  # the library has gone, and all GPUs with it
+        return tuple(found)
 
     def _gpm_windows(self, opened: Open, uuid: Argument) -> Answer:
         rest = opened.gpm_rest.pop(str(uuid), ())

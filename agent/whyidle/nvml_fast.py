@@ -333,10 +333,12 @@ class Gpm:
             self.worked = True
 
     def _evaluate(self, pair: tuple[int, int], metrics: tuple[int, ...]) -> tuple[Answer, ...]:
-        request = self._library.gpm_request(metrics)
-        _SAMPLES.pack_into(request.buffer.bytes, _SAMPLES_AT, *pair)
-        check(self._metrics(request.buffer.ref), "GpmMetricsGet")
-        return _values(request)
+        buffer, layout = self._library.gpm_request(metrics)
+        _SAMPLES.pack_into(buffer.bytes, _SAMPLES_AT, *pair)
+        code = self._metrics(buffer.ref)
+        if code:
+            check(code, "GpmMetricsGet")
+        return _values(layout.unpack_from(buffer.bytes, _METRICS_AT))
 
     def _sample(self, sample: Any) -> None:
         try:
@@ -375,8 +377,7 @@ def _gpm_request(metrics: tuple[int, ...]) -> GpmRequest:
     return GpmRequest(Buffer(request), struct.Struct("<" + _METRIC * len(metrics)))
 
 
-def _values(request: GpmRequest) -> tuple[Answer, ...]:
-    found = request.layout.unpack_from(request.buffer.bytes, _METRICS_AT)
+def _values(found: tuple[Any, ...]) -> tuple[Answer, ...]:
     codes, values = found[1::3], found[2::3]
     if math.isfinite(sum(values)):  # as all of them are then
         if not any(codes):

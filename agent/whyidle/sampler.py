@@ -32,7 +32,7 @@ SELF_EVERY_FLUSHES = 5
 # interpreter lock: what one does takes 0.3 to 4 ms. Not more, for who follows finds caches warm.
 
 
-STAGGER_NS = 15_000_000
+STAGGER_NS = 3_000_000
 # Longest wait for threads when stopping: a source that hangs must not hold the shutdown up.
 JOIN_S = 3.0
 

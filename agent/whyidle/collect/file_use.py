@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, NoData, Problem
-from whyidle.collect.mount_table import OWN, MountTable, Place
+from whyidle.collect.mount_table import MountTable, Place
 from whyidle.collect.process_text import parse_stat
 from whyidle.collect.process_tree import ProcessTree
 from whyidle.collect.watched import watched_pids
@@ -129,7 +129,7 @@ class _Looks:
     def _mounts(self, host: Host, pid: int) -> dict[int, Place]:
         try:
             # First, so that the directories of overlays are looked for among the host's mounts.
-            self._table.read(host, OWN)
+            self._table.begin(host)
             return dict(self._table.read(host, str(pid)).places)
         except OSError:
             return {}  # not permitted or ended: its files come without a place

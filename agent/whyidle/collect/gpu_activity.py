@@ -7,7 +7,8 @@ its GPU instance. Without GPM see `gpu_coarse`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, Problem
@@ -58,10 +59,12 @@ def gpm_row(
 ) -> GpuActivity:
     """Return the row of a GPM window."""
     t0, t1, values = window
-    gr, sm, occupancy, tensor, dram, fp32 = percents(values[:6])
-    integer, hmma, imma, dfma, dmma, fp64, fp16 = percents(values[_LEAST:17])
-    tx, rx, nvlink_rx, nvlink_tx = bytes_of_rates(values[6:_LEAST], t1 - t0)
-    c2c_tx, c2c_rx = bytes_of_rates(values[17 : len(METRICS)], t1 - t0)
+    gr, sm, occupancy, tensor, dram, fp32, integer, hmma, imma, dfma, dmma, fp64, fp16 = percents(
+        values[:6] + values[_LEAST:17]
+    )
+    tx, rx, nvlink_rx, nvlink_tx, c2c_tx, c2c_rx = bytes_of_rates(
+        values[6:_LEAST] + values[17 : len(METRICS)], t1 - t0
+    )
     busy, memory = pair(utilization)
     return GpuActivity(
         mono_ns=t1,
@@ -91,6 +94,26 @@ def gpm_row(
         c2c_tx_bytes=c2c_tx,
         c2c_rx_bytes=c2c_rx,
     )
+
+
+# Of a sample: the windows that it ended, None where they are to be asked for, or why it failed.
+_Sampled: TypeAlias = "NvmlError | tuple[Answer, ...] | None"
+
+
+def _window(host: Host, uuid: str) -> _Sampled:
+    try:
+        window = host.nvml("gpm", uuid)
+    except NvmlError as error:
+        return error
+    # The first sample, or less than 100 ms after the last: a later one covers it.
+    return () if window is None else (window,)
+
+
+def _error(answer: Sequence[Answer]) -> NvmlError:
+    """Return the error of a sample that NVML refused; raises ValueError if it is none."""
+    if len(answer) == 3 and (code := whole(answer[0])) is not None:
+        return NvmlError(code, str(answer[1]), str(answer[2]))
+    raise ValueError(f"gpm_sample: {answer!r} is not (code, call, text)")
 
 
 class _Activity:
@@ -134,24 +157,32 @@ class _Activity:
             if beside:
                 self._coarse_due_ns = now_ns + _COARSE_EVERY_NS
         split = {gpu.parent for gpu in listed}
-        for gpu in listed:
-            if gpu.uuid in split:
-                continue  # its MIG devices are what runs; the whole has no activity of its own
+        # The MIG devices of a GPU are what runs; the whole has no activity of its own.
+        asked = [gpu for gpu in listed if gpu.uuid not in split]
+        for gpu, sampled in zip(asked, self._sample(host, asked), strict=True):
             uuid = gpu.uuid
             try:
-                try:
-                    if held:
-                        host.nvml("gpm_sample", uuid)
-                        continue
-                    windows = self._windows(host, uuid)
-                except NvmlError as error:
+                if isinstance(sampled, NvmlError):
                     yield from self._rows(host, uuid, self._rest(host, uuid), beside=False)
-                    yield from self._without_gpm(host, gpu, error)
-                    continue
-                yield from self._rows(host, uuid, windows, beside=beside)
+                    yield from self._without_gpm(host, gpu, sampled)
+                elif not held:
+                    windows = self._rest(host, uuid) if sampled is None else sampled
+                    yield from self._rows(host, uuid, windows, beside=beside)
             except NvmlError as error:
                 self._coarse.forget(uuid)
                 yield Problem(subject=uuid, message=str(error))
+
+    def _sample(self, host: Host, asked: Sequence[Gpu]) -> list[_Sampled]:
+        """Sample each GPU."""
+        if self._begin_ns is None:
+            return [_window(host, gpu.uuid) for gpu in asked]
+        try:
+            answers = host.nvml("gpm_sample", *[gpu.uuid for gpu in asked])
+        except NvmlError as error:
+            return [error] * len(asked)  # the library has gone
+        if not isinstance(answers, LISTS):
+            raise ValueError(f"gpm_sample: {answers!r} is no list")
+        return [_error(answer) if isinstance(answer, LISTS) else None for answer in answers]
 
     def release(self, host: Host) -> Iterator[GpuActivity]:
         """Yield the rows of the windows since the last turn of a second."""
@@ -159,18 +190,8 @@ class _Activity:
             for window in self._rest(host, gpu.uuid):
                 yield gpm_row(gpu.uuid, parse_gpm(window), None)
 
-    def _windows(self, host: Host, uuid: str) -> tuple[Answer, ...]:
-        """Sample, and return the windows that are due; raises NvmlError."""
-        if self._begin_ns is None:
-            window = host.nvml("gpm", uuid)
-            # The first sample, or less than 100 ms after the last: a later one covers it.
-            return () if window is None else (window,)
-        host.nvml("gpm_sample", uuid)
-        windows = host.nvml("gpm_windows", uuid)
-        return tuple(windows) if isinstance(windows, LISTS) else ()
-
     def _rest(self, host: Host, uuid: str) -> tuple[Answer, ...]:
-        """Return the windows before a sample that failed."""
+        """Return the windows that were not evaluated yet."""
         windows = () if self._begin_ns is None else host.nvml("gpm_windows", uuid)
         return tuple(windows) if isinstance(windows, LISTS) else ()
 

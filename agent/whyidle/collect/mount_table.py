@@ -18,6 +18,8 @@ from whyidle.host import Host
 OWN = "self"
 # Arrays and paths below a mount change rarely: looked at again this often.
 _DISKS_EVERY_NS = 60 * NS_PER_S
+# The kernel writes the list anew for each look, 0.1 ms and more.
+_OWN_EVERY_NS = 10 * NS_PER_S
 # Where an image is as near as a disk of this machine.
 _LOCAL = frozenset({"block", "overlay", "tmpfs", "other"})
 # Texts that are kept parsed; more namespaces than this share nothing and are parsed each time.
@@ -50,13 +52,20 @@ class Mounts:
 class MountTable:
     """Reads and keeps mounts; one for each collector that needs them."""
 
-    __slots__ = ("_disks", "_disks_ns", "_own", "_texts")
+    __slots__ = ("_disks", "_disks_ns", "_own", "_own_ns", "_texts")
 
     def __init__(self) -> None:
         self._texts: dict[bytes, Mounts] = {}
         self._own: bytes = b""
         self._disks: dict[tuple[str, str], Disks] = {}
         self._disks_ns: int | None = None
+        self._own_ns: int | None = None
+
+    def begin(self, host: Host) -> None:
+        """Look at the agent's own mounts, unless it was just done; raises OSError."""
+        now_ns = host.clock.mono_ns()
+        if self._own_ns is None or now_ns - self._own_ns >= _OWN_EVERY_NS:
+            self.read(host, OWN)
 
     def read(self, host: Host, who: str) -> Mounts:
         """Return the mounts that `who`, a pid or OWN, sees; raises OSError."""
@@ -69,7 +78,7 @@ class MountTable:
             self._texts.clear()
             self._disks.clear()
         if who == OWN:
-            self._own = data
+            self._own, self._own_ns = data, now_ns
         known = self._texts.get(data)
         if known is None:
             if len(self._texts) >= _TEXTS_LIMIT:

@@ -9,6 +9,8 @@ import operator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from whyidle.collect.cpu import TICK_NS
 from whyidle.collect.numbers import after, whole
 from whyidle.collect.process_secrets import mask_command
@@ -16,11 +18,14 @@ from whyidle.collect.process_secrets import mask_command
 # Fields of stat are numbered from 1 in its manual; the third is the first after the name.
 _FIRST = 3
 _LEAST_FIELDS = 22
-# The fields that are kept and are whole numbers, as every kernel since 2.6.18 prints them: parent,
-# faults, times, threads, start, CPU, block I/O.
+# The fields that are kept, of those that every kernel since 2.6.18 prints: parent, faults, times,
+# threads, start, CPU, block I/O. All from the fourth on are whole numbers.
+_NUMBERS = 4
 _KEPT = operator.itemgetter(
-    *(field - _FIRST for field in (4, 10, 12, 14, 15, 16, 17, 20, 22, 39, 42))
+    *(field - _NUMBERS for field in (4, 10, 12, 14, 15, 16, 17, 20, 22, 39, 42))
 )
+# Splitting 50 words and making numbers of eleven takes 5.4 us, this 3.2 for all of them.
+_INTEGERS = msgspec.json.Decoder(list[int])
 # Of /proc/PID/io, as every kernel since 2.6.20 prints it.
 _IO_WORDS = 14
 # A command line names a program and its options; what follows is file lists.
@@ -53,17 +58,16 @@ def parse_stat(data: bytes) -> Stat:
     opening, closing = data.find(b"("), data.rfind(b")")
     if opening < 0 or closing < opening:
         raise ValueError(f"stat: {data[:40]!r} has no name in parentheses")
-    words = data[closing + 1 :].split()
     comm = data[opening + 1 : closing].decode("utf-8", "replace")
     try:
-        (up, minor, major, user, system, cuser, csystem, threads, start, cpu, blkio) = map(
-            int, _KEPT(words)
+        (up, minor, major, user, system, cuser, csystem, threads, start, cpu, blkio) = _KEPT(
+            _INTEGERS.decode(b"[%b]" % data[closing + 4 :].rstrip().replace(b" ", b","))
         )
-    except (IndexError, ValueError):
-        return _short_stat(comm, words)
+    except (IndexError, msgspec.MsgspecError):
+        return _short_stat(comm, data[closing + 1 :].split())
     return Stat(
         comm,
-        words[0].decode("ascii", "replace"),
+        data[closing + 2 : closing + 3].decode("ascii", "replace"),
         up,
         minor,
         major,

@@ -12,8 +12,9 @@ from whyidle.clock import NS_PER_S
 from whyidle.collect.process_text import parse_stat
 from whyidle.host import Host
 
-# A pid that was used again between two scans looks old; a full scan finds it.
-_FULL_EVERY_NS = 60 * NS_PER_S
+# A pid that was used again between two scans, a second or two apart, looks old; a full scan finds
+# it. Kernels give all other pids out first, so that this is rare, and it reads every process.
+_FULL_EVERY_NS = 600 * NS_PER_S
 # More processes than any node's job has: a fork bomb must not blind or fill the recording.
 WATCHED_LIMIT = 1024
 
@@ -57,6 +58,8 @@ class ProcessTree:
             parent = _parent(host, pid)
             if parent is not None:
                 self._parents[pid] = parent
+            else:
+                self._names = ()  # it is asked again at the next scan
         wanted = roots & alive
         # A new root may have children that were seen before it became one.
         candidates = new if wanted <= self._roots else alive
@@ -79,7 +82,8 @@ class ProcessTree:
         """Forget a process that ended after the scan; its number is free for another."""
         self.watched.discard(pid)
         self._parents.pop(pid, None)
-        self._names = ()  # its number may be there still, or again: look anew
+        # Its number may be there still, or again, and with it the way from others to a root.
+        self._names, self._roots = (), frozenset()
 
     def _admit(self, pids: frozenset[int]) -> None:
         self.overflow = 0
