@@ -299,17 +299,24 @@ class Gpm:
 
     def sample(self, clock: Clock) -> bool:
         """Sample; return whether this ended a window. Raises NvmlError."""
-        began = clock.mono_ns()
-        before = self._latest_ns
+        mono_ns = clock.mono_ns
+        began, before = mono_ns(), self._latest_ns
         if before is not None and began - before < GPM_WINDOW_MIN_NS:
             return False
         if len(self._open) >= _RING_SAMPLES - 2:
             self._evaluate_open()  # nobody asked in time: what they are made of is overwritten next
-        target = (self._latest + 1) % _RING_SAMPLES
+        older = self._latest
+        target = (older + 1) % _RING_SAMPLES
         self._latest_ns = self._pair = None  # should it fail, neither sample is a beginning
-        self._sample(self._samples[target])
-        now = began + (clock.mono_ns() - began) // 2
-        older, self._latest, self._latest_ns = self._latest, target, now
+        if self._instance is None:
+            code = self._get(self._handle, self._samples[target])
+        else:
+            code = self._get(self._handle, self._instance, self._samples[target])
+        if code:
+            self.worked = False
+            check(code, "GpmSampleGet" if self._instance is None else "GpmMigSampleGet")
+        now = began + (mono_ns() - began) // 2
+        self._latest, self._latest_ns = target, now
         if before is None or now - before > GPM_WINDOW_MAX_NS:
             return False
         self._pair = (self._addresses[older], self._addresses[target])
@@ -339,16 +346,6 @@ class Gpm:
         if code:
             check(code, "GpmMetricsGet")
         return _values(layout.unpack_from(buffer.bytes, _METRICS_AT))
-
-    def _sample(self, sample: Any) -> None:
-        try:
-            if self._instance is None:
-                check(self._get(self._handle, sample), "GpmSampleGet")
-            else:
-                check(self._get(self._handle, self._instance, sample), "GpmMigSampleGet")
-        except NvmlError:
-            self.worked = False
-            raise
 
     def free(self) -> None:
         """Give the sample buffers back; nothing else does."""

@@ -58,7 +58,10 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column: `unit` is a key of UNITS or ''; `bits` and `at_limit` say how a counter ends."""
+    """A column: `unit` is a key of UNITS or ''; `bits` and `at_limit` say how a counter ends.
+
+    A ratio that is not `rounded` by its source is rounded when it is written.
+    """
 
     name: str
     type: SqlType
@@ -68,6 +71,7 @@ class Column:
     meaning: str
     bits: int = 64
     at_limit: AtLimit = "wraps"
+    rounded: bool = False
 
     @property
     def comment(self) -> str:
@@ -111,9 +115,9 @@ def label(meaning: str) -> Any:
     return _field("label", meaning, "")
 
 
-def gauge(meaning: str, *, unit: str = "") -> Any:
+def gauge(meaning: str, *, unit: str = "", rounded: bool = False) -> Any:
     """Declare a value of the moment, or of the row's own window."""
-    return _field("gauge", meaning, unit)
+    return _field("gauge", meaning, unit, rounded=rounded)
 
 
 def counter(meaning: str, *, unit: str = "", bits: int = 64, at_limit: AtLimit = "wraps") -> Any:

@@ -121,10 +121,12 @@ class _Activity:
 
     __slots__ = (
         "_absent",
+        "_asked",
         "_begin_ns",
         "_coarse",
         "_coarse_due_ns",
         "_gpus",
+        "_listed",
         "_notes",
         "_second",
     )
@@ -133,6 +135,9 @@ class _Activity:
         # How many metrics each GPU did not offer last.
         self._absent: dict[str, int] = {}
         self._gpus = Gpus()
+        # Those that were listed last, and of these the ones that are asked.
+        self._listed: tuple[Gpu, ...] = ()
+        self._asked: tuple[Gpu, ...] = ()
         self._notes = Notes()
         self._coarse = Coarse(self._notes)
         self._coarse_due_ns = 0
@@ -156,10 +161,15 @@ class _Activity:
             beside = now_ns >= self._coarse_due_ns
             if beside:
                 self._coarse_due_ns = now_ns + _COARSE_EVERY_NS
-        split = {gpu.parent for gpu in listed}
-        # The MIG devices of a GPU are what runs; the whole has no activity of its own.
-        asked = [gpu for gpu in listed if gpu.uuid not in split]
-        for gpu, sampled in zip(asked, self._sample(host, asked), strict=True):
+        if listed is not self._listed:
+            self._listed = listed
+            split = {gpu.parent for gpu in listed}
+            # The MIG devices of a GPU are what runs; the whole has no activity of its own.
+            self._asked = tuple(gpu for gpu in listed if gpu.uuid not in split)
+        found = self._sample(host, self._asked)
+        if held and not any(found):
+            return
+        for gpu, sampled in zip(self._asked, found, strict=True):
             uuid = gpu.uuid
             try:
                 if isinstance(sampled, NvmlError):

@@ -92,7 +92,7 @@ def row(uuid: str, values: Mapping[str, float], t0_ns: int, t1_ns: int) -> GpuAc
         "t1_ns": t1_ns,
     }
     for column, value in values.items():
-        known[column] = value if column.endswith("_ratio") else round(value * window_s)
+        known[column] = round(value, 6) if column.endswith("_ratio") else round(value * window_s)
     return GpuActivity(**{**_UNKNOWN, **known})
 
 

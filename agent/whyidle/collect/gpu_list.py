@@ -51,10 +51,11 @@ class Gpus:
     MIG devices that have gone are forgotten: they were taken apart on purpose.
     """
 
-    __slots__ = ("_known", "_last")
+    __slots__ = ("_known", "_last", "_listed")
 
     def __init__(self) -> None:
         self._known: dict[str, Gpu] = {}
+        self._listed: tuple[Gpu, ...] = ()
         self._last: Answer = None
 
     def ask(self, host: Host) -> tuple[Gpu, ...]:
@@ -66,7 +67,7 @@ class Gpus:
         except NvmlError:
             if not self._known:
                 raise
-            return tuple(self._known.values())
+            return self._listed
         if answer is not self._last:
             self._take(parse(answer))
             self._last = answer
@@ -74,7 +75,7 @@ class Gpus:
             raise RuntimeError(
                 "the driver shows no GPU: look at the permissions of /dev/nvidia* and at nvidia-smi"
             )
-        return tuple(self._known.values())
+        return self._listed
 
     def _take(self, listed: tuple[Gpu, ...]) -> None:
         known = {gpu.uuid: gpu for gpu in listed}
@@ -82,6 +83,7 @@ class Gpus:
             if uuid not in known and gpu.parent is None:
                 known[uuid] = Gpu(uuid=uuid, index=None, parent=None)
         self._known = known
+        self._listed = tuple(known.values())
 
 
 def value(host: Host, call: str, uuid: str, *args: Argument) -> Answer:

@@ -67,12 +67,22 @@ class GpuActivity:
         "Start of the window; NULL in a first row without GPM, of unknown beginning.", unit="ns"
     )
     t1_ns: int | None = gauge("End of the window.", unit="ns")
-    gr_active_ratio: float | None = gauge("Graphics or compute engine busy (GPM 1).", unit="ratio")
-    sm_active_ratio: float | None = gauge("SMs with a warp, mean over SMs (GPM 2).", unit="ratio")
-    sm_occupancy_ratio: float | None = gauge("Warps resident of the most (GPM 3).", unit="ratio")
-    tensor_active_ratio: float | None = gauge("Tensor pipes busy (GPM 5).", unit="ratio")
-    fp32_active_ratio: float | None = gauge("FP32 pipes busy (GPM 12).", unit="ratio")
-    dram_active_ratio: float | None = gauge("Of the peak memory bandwidth (GPM 10).", unit="ratio")
+    gr_active_ratio: float | None = gauge(
+        "Graphics or compute engine busy (GPM 1).", unit="ratio", rounded=True
+    )
+    sm_active_ratio: float | None = gauge(
+        "SMs with a warp, mean over SMs (GPM 2).", unit="ratio", rounded=True
+    )
+    sm_occupancy_ratio: float | None = gauge(
+        "Warps resident of the most (GPM 3).", unit="ratio", rounded=True
+    )
+    tensor_active_ratio: float | None = gauge(
+        "Tensor pipes busy (GPM 5).", unit="ratio", rounded=True
+    )
+    fp32_active_ratio: float | None = gauge("FP32 pipes busy (GPM 12).", unit="ratio", rounded=True)
+    dram_active_ratio: float | None = gauge(
+        "Of the peak memory bandwidth (GPM 10).", unit="ratio", rounded=True
+    )
     pcie_tx_bytes: int | None = gauge("Sent to the host in the window (GPM 20).", unit="bytes")
     pcie_rx_bytes: int | None = gauge("Got from the host in the window (GPM 21).", unit="bytes")
     nvlink_tx_bytes: int | None = gauge("Sent over NVLink in the window (GPM 61).", unit="bytes")
@@ -81,17 +91,22 @@ class GpuActivity:
         "Time with a kernel resident, as the driver counts it: over this window without GPM; with "
         "GPM once a second, over its own 1/6 s to 1 s.",
         unit="ratio",
+        rounded=True,
     )
     memory_utilization_ratio: float | None = gauge(
         "Time in which memory was read or written, over the same time.", unit="ratio"
     )
-    integer_active_ratio: float | None = gauge("Integer pipes busy (GPM 4).", unit="ratio")
-    tensor_hmma_ratio: float | None = gauge("Tensor, FP16 and BF16 (GPM 7).", unit="ratio")
-    tensor_imma_ratio: float | None = gauge("Tensor, integer (GPM 9).", unit="ratio")
-    tensor_dfma_ratio: float | None = gauge("Tensor, DFMA (GPM 6).", unit="ratio")
-    tensor_dmma_ratio: float | None = gauge("Tensor, DMMA (GPM 8).", unit="ratio")
-    fp64_active_ratio: float | None = gauge("FP64 pipes busy (GPM 11).", unit="ratio")
-    fp16_active_ratio: float | None = gauge("FP16 pipes busy (GPM 13).", unit="ratio")
+    integer_active_ratio: float | None = gauge(
+        "Integer pipes busy (GPM 4).", unit="ratio", rounded=True
+    )
+    tensor_hmma_ratio: float | None = gauge(
+        "Tensor, FP16 and BF16 (GPM 7).", unit="ratio", rounded=True
+    )
+    tensor_imma_ratio: float | None = gauge("Tensor, integer (GPM 9).", unit="ratio", rounded=True)
+    tensor_dfma_ratio: float | None = gauge("Tensor, DFMA (GPM 6).", unit="ratio", rounded=True)
+    tensor_dmma_ratio: float | None = gauge("Tensor, DMMA (GPM 8).", unit="ratio", rounded=True)
+    fp64_active_ratio: float | None = gauge("FP64 pipes busy (GPM 11).", unit="ratio", rounded=True)
+    fp16_active_ratio: float | None = gauge("FP16 pipes busy (GPM 13).", unit="ratio", rounded=True)
     c2c_tx_bytes: int | None = gauge("Sent over chip-to-chip links (GPM 100).", unit="bytes")
     c2c_rx_bytes: int | None = gauge("Got over chip-to-chip links (GPM 101).", unit="bytes")
 
