@@ -13,9 +13,9 @@ from whyidle.collect.collector import Collector
 from whyidle.errors import UserError
 from whyidle.journal_replay import ReplayHost, read_journal
 from whyidle.layout import Identity
+from whyidle.line import Block, Buffer
 from whyidle.manifest import RECORDING, write_manifest
 from whyidle.runner import Due, Runner
-from whyidle.sampler import Block, Buffer
 from whyidle.schema import VERSION
 from whyidle.spool import SpoolWriter
 
