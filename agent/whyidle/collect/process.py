@@ -151,7 +151,7 @@ def _io(host: Host, profile: Profile, stat: Stat, run_ns: int | None) -> Io:
     except FileNotFoundError:
         return NO_IO  # CONFIG_TASK_IO_ACCOUNTING is off
     profile.io_denied_ns = None
-    profile.io = (run_ns, found)
+    profile.io = (None if None in found else run_ns, found)
     return found
 
 

@@ -146,7 +146,7 @@ class Profile:
         return self._row(mono_ns)
 
     def _read(self, host: Host) -> None:
-        self.asleep = (None, None)
+        self.asleep, self.io = (None, None), (None, NO_IO)
         directory = f"proc/{self.pid}"
         command = _read(host, f"{directory}/cmdline")
         self._facts = Facts(
