@@ -65,7 +65,6 @@ class Setup:
     sleep_ms: float = 0.0
     request_every: int = 0  # the trainer asks the object server for something, and waits
     request_ms: float = 0.0
-    spawn: bool = False  # workers are started anew, not forked
     log_every: int = 0
     log_bytes: int = 0
     list_files: int = 0  # looked at before the first step

@@ -170,8 +170,6 @@ class Trainer:
         more: dict[str, Any] = {}
         if setup.workers:
             more = {"prefetch_factor": setup.prefetch, "persistent_workers": setup.persistent}
-        if setup.workers and setup.spawn:
-            more["multiprocessing_context"] = "spawn"
         return torch.utils.data.DataLoader(
             stream_of(samples) if setup.iterable else samples,
             batch_size=setup.samples,

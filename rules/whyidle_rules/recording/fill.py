@@ -182,7 +182,7 @@ def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -
         if told is not None:
             own = np.maximum(0.0, own - busy_with)
         certain[name] = certain.get(name, 0.0) + own
-    _share_out(table, gpu, rows, certain, covered, told is not None)
+    _share_out(table, gpu, rows, certain, covered, loader.own, told is not None)
     if told is None or not told.peers_known:
         for name in phases.PEERS:
             table.put(name, rows, np.nan)
@@ -228,15 +228,22 @@ def _share_out(
     rows: slice,
     certain: Mapping[str, Floats],
     covered: Truths,
+    inferred: Truths,
     probed: bool,
 ) -> None:
-    """Give the empty time of each window to what the launching thread is known to have done."""
+    """Give the empty time of each window to what the launching thread is known to have done.
+
+    `inferred`: where its wait for data was told from the empty time itself.
+    """
     length = gpu.length[rows] / 1e9
     empty = length * (1.0 - gpu.busy[rows])
     if probed:
         others = [values for name, values in certain.items() if name != phases.WAIT]
         left = empty - np.add.reduce([np.nan_to_num(values) for values in others]) / 1e9
         wait = exposed(certain[phases.WAIT] / 1e9, np.maximum(left, 0.0), length, gpu.t0[rows])
+        wait = np.where(
+            inferred, np.minimum(certain[phases.WAIT] / 1e9, np.maximum(left, 0.0)), wait
+        )
         certain = {**certain, phases.WAIT: wait * 1e9}
     # A wait that is not known takes nothing from what is.
     total = np.add.reduce([np.nan_to_num(values) for values in certain.values()]) / 1e9
