@@ -10,7 +10,7 @@ from whyidle_rules import database, evidence
 from whyidle_rules.allocate import allocate
 from whyidle_rules.case import fill
 from whyidle_rules.diagnosis import Finding, RootCause
-from whyidle_rules.findings import findings, severity
+from whyidle_rules.findings import findings, heard, severity
 from whyidle_rules.rule import Rule
 from whyidle_rules.rule_load import load_rules
 
@@ -35,7 +35,7 @@ def told(
     zero: Row = {column.name: 0.0 for column in evidence.OBSERVED if column.type == "DOUBLE"}
     fill(con, [{**zero, "late_rank": None, "coll_transport": None, **row} for row in rows])
     allocate(con, rules)
-    return findings(con, rules, roots, wall_s)
+    return findings(heard(con, rules), rules, roots, wall_s)
 
 
 def empty(rank: int | None, seconds: float, column: str = "gc_s") -> Row:
@@ -110,4 +110,4 @@ def test_ranks_that_nobody_knows_are_not_named(con: duckdb.DuckDBPyConnection) -
 
 def test_nothing_granted_is_nothing_found(con: duckdb.DuckDBPyConnection) -> None:
     assert told(con, [{"rank": 0, "d_s": 1.0, "working_s": 1.0}], 1.0) == []
-    assert findings(con, RULES, [], 0.0) == []
+    assert findings(heard(con, RULES), RULES, [], 0.0) == []

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 import duckdb
+import numpy as np
 
 from whyidle_rules.compile import Query, compile_rules
 from whyidle_rules.compile_levels import quoted
 from whyidle_rules.diagnosis import Grade
+from whyidle_rules.groups import Pool
+from whyidle_rules.heard import Array
 from whyidle_rules.rule import Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Windows by number and their nanoseconds: what a rule was granted, or what was left over.
+
+    Without a rule, `subcause` is the one of `unattributed`.
+    """
+
+    rule: Rule | None
+    subcause: str
+    pool: Pool
+    windows: Array
+    ns: Array
+
+
+def granted(con: duckdb.DuckDBPyConnection, queries: Sequence[Query]) -> Iterator[Given]:
+    """Yield what compiled rules grant and leave over, as `allocate` puts into tables."""
+    for query in queries:
+        found = con.execute(query.sql, query.values or None).fetchnumpy()
+        windows = np.asarray(found["window_id"])
+        columns = [
+            *((column, rule, rule.subcause) for column, rule in query.grants),
+            *((left.column, None, left.subcause) for left in query.leftovers),
+        ]
+        for column, rule, subcause in columns:
+            ns = np.asarray(found.pop(column))
+            some = np.flatnonzero(ns > 0)
+            if len(some):
+                yield Given(
+                    rule=rule,
+                    subcause=subcause,
+                    pool=query.pool,
+                    windows=windows[some],
+                    ns=ns[some],
+                )
 
 
 def allocate(

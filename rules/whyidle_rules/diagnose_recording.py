@@ -19,6 +19,7 @@ from whyidle.store import Recording
 from whyidle_rules.diagnose_tell import get_ready, tell
 from whyidle_rules.live.as_live import diagnose_settled
 from whyidle_rules.recording.diagnose import diagnose
+from whyidle_rules.recording.engine import evaluate
 from whyidle_rules.recording.spans import LAST_TEN_MINUTES, moment, spans
 
 if TYPE_CHECKING:
@@ -39,12 +40,15 @@ def run(args: argparse.Namespace) -> int:
     until = moment(args.until) if args.until else None
     with Recording(sources, threads=_THREADS, memory_limit=_MEMORY) as recording:
 
-        def work(con: duckdb.DuckDBPyConnection) -> Diagnosis:
+        def work(con: duckdb.DuckDBPyConnection) -> Diagnosis | None:
             if args.as_live:
                 found = diagnose_settled(con, sources, since, until)
-            else:
+            elif args.sql is None:
                 asked = spans(con, since, until)
-                found = diagnose(con, sources, rules, asked, recording.damaged)
+                return diagnose(con, sources, rules, asked, recording.damaged)
+            else:
+                found = None
+                evaluate(con, rules, spans=spans(con, since, until))
             if args.sql is not None:
                 create_view(con)
                 recording.seal()
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             return found
 
         found = _interruptible(lambda: recording.run(work), recording)
-        if args.sql is not None:
+        if args.sql is not None or found is None:
             return 0
     if found.totals.gpu_s <= 0:
         lost = "; ".join(f"{item.path.name}: {item.why}" for item in recording.damaged[:3])

@@ -6,13 +6,14 @@ Only the difference counts: a rank that has more to do at the clock of all other
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import duckdb
 import numpy as np
 
+from whyidle_rules.intervals import Ints
+from whyidle_rules.recording.columns import Columns
 from whyidle_rules.recording.jobs import BIN_NS, SLOW, Cause, Job
-from whyidle_rules.recording.series import Floats, Truths, fetch
+from whyidle_rules.recording.series import Floats, Truths
 
 POWER: Cause = ("slow_compute", "power_cap")
 HEAT: Cause = ("slow_compute", "heat")
@@ -25,31 +26,32 @@ REASON_RATIO = 0.5
 AROUND_BINS = 4_000_000_000 // BIN_NS
 
 
-def lost(con: duckdb.DuckDBPyConnection, job: Job, parts: Sequence[slice]) -> dict[Cause, Floats]:
+def add(job: Job, row: int, at: Ints, columns: Columns) -> None:
+    """Add up a member's clock and the time for which it was held down; `at` are bins of windows."""
+    shape = job.working.shape
+    if not job.clocks:
+        job.clocks = {name: np.zeros(shape) for name in ("power", "heat")}
+        job.clocks["clock"] = np.full(shape, np.nan)
+    working, size = np.nan_to_num(columns["working_s"]), shape[1]
+    for name in ("power", "heat"):
+        if f"{name}_slowed_s" in columns:
+            held = np.nan_to_num(columns[f"{name}_slowed_s"])
+            job.clocks[name][row] = np.bincount(at, weights=held, minlength=size)
+    if "sm_clock_megahertz" in columns:
+        clock = columns["sm_clock_megahertz"]
+        known = ~np.isnan(clock) & (working > 0)
+        weight = np.bincount(at[known], weights=working[known], minlength=size)
+        sums = np.bincount(at[known], weights=(working * clock)[known], minlength=size)
+        job.clocks["clock"][row] = np.where(weight > 0, sums / np.maximum(weight, 1e-12), np.nan)
+
+
+def lost(job: Job) -> dict[Cause, Floats]:
     """Return what a clock below those of its peers cost each member by bin, by its reason.
 
-    Working seconds, at most: kernels that wait for memory lose less than the clock does.
+    Working seconds, at most: kernels that wait for memory lose less than the clock does. To be
+    called once all members are added.
     """
-    shape = job.working.shape
-    clock, power, heat = (np.full(shape, np.nan), np.zeros(shape), np.zeros(shape))
-    for row, number in enumerate(job.members):
-        begin, own = parts[number].start, job.own[row]
-        rows = fetch(
-            con,
-            "SELECT coalesce(working_s, 0) AS working, sm_clock_megahertz AS clock,"
-            " coalesce(power_slowed_s, 0) AS power, coalesce(heat_slowed_s, 0) AS heat"
-            " FROM evidence WHERE window_id >= $first AND window_id < $end ORDER BY window_id",
-            {"first": begin + own.start, "end": begin + own.stop},
-        )
-        at, size = job.bins[row], shape[1]
-        known = ~np.isnan(rows["clock"].astype(np.float64)) & (rows["working"] > 0)
-        weight = np.bincount(at[known], weights=rows["working"][known], minlength=size)
-        sums = np.bincount(
-            at[known], weights=(rows["working"] * rows["clock"])[known], minlength=size
-        )
-        clock[row] = np.where(weight > 0, sums / np.maximum(weight, 1e-12), np.nan)
-        power[row] = np.bincount(at, weights=rows["power"], minlength=size)
-        heat[row] = np.bincount(at, weights=rows["heat"], minlength=size)
+    clock, power, heat = (job.clocks[name] for name in ("clock", "power", "heat"))
     cost = job.working * _lower(clock)
     hot = heat > REASON_RATIO * job.working
     capped = ~hot & (power > REASON_RATIO * job.working)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -45,6 +45,16 @@ class Columns(dict[str, Array]):
         yield some
         for name, values in some.items():
             self[name][rows] = values
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Return the columns of several GPUs, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    out = Columns(sum(part.size for part in parts))
+    for name in sorted({name for part in parts for name in part}):
+        out[name] = np.concatenate([part[name] for part in parts])
+    return out
 
 
 class Table:

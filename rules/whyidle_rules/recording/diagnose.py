@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import duckdb
 
@@ -12,7 +11,6 @@ from whyidle.store import Damaged
 from whyidle_rules.diagnosis import Diagnosis, GpuLedger, Quality, Run, Totals
 from whyidle_rules.findings import findings
 from whyidle_rules.ledger import (
-    UNATTRIBUTED,
     Charge,
     Place,
     by_cause,
@@ -21,8 +19,9 @@ from whyidle_rules.ledger import (
     split,
 )
 from whyidle_rules.recording import clocks, jobs, stages, waits
-from whyidle_rules.recording.engine import Filled, evaluate
+from whyidle_rules.recording.engine import Filled, batches, load
 from whyidle_rules.recording.spans import Machine, wall_offsets
+from whyidle_rules.recording.tally import Sums, Tally
 from whyidle_rules.recording.unseen import not_seen
 from whyidle_rules.recording.windows import Gpu
 from whyidle_rules.report.headline import headline
@@ -40,16 +39,19 @@ def diagnose(
     spans: Mapping[Machine, tuple[int, int]],
     damaged: Sequence[Damaged] = (),
 ) -> Diagnosis:
-    """Diagnose the windows inside `spans`; leaves `evidence`, `grants` and `leftovers` in `con`."""
-    filled = evaluate(con, rules, spans=spans)
-    sums = _sums(con)
-    charges = _charges(con, filled, sums)
+    """Diagnose the windows inside `spans`."""
+    filled = load(con, spans=spans)
+    tally = Tally(filled)
+    for batch in batches(con, filled, rules):
+        tally.add(batch)
+    sums = tally.sums
+    charges = _charges(filled, tally)
     everything = [charge for own in charges.values() for charge in own]
-    gpu_ns = round(sum(each["d_s"] for each in sums.values()) * 1e9)
+    gpu_ns = round(sum(each.seconds["d_s"] for each in sums.values()) * 1e9)
     roots = root_causes(everything, gpu_ns)
     rows = ledger_rows(everything, gpu_ns)
     totals = _totals(sums)
-    told = findings(con, rules, roots, totals.gpu_s)
+    told = findings(tally.told, rules, roots, totals.gpu_s)
     gpus = [
         _gpu(
             filled.gpus[number],
@@ -67,7 +69,7 @@ def diagnose(
         root_causes=roots,
         gpus=gpus,
         findings=told,
-        not_seen=not_seen(con, rules, damaged, filled.waits.clashes),
+        not_seen=not_seen(con, rules, tally.unseen, totals.gpu_s, damaged, filled.waits.clashes),
         quality=_quality(con, filled),
         headline=headline(
             totals=totals, root_causes=roots, ledger=rows, gpus=gpus, run=about, findings=told
@@ -80,36 +82,15 @@ def _once(gpus: Sequence[Gpu]) -> dict[_GpuKey, int]:
     return {(gpu.node, gpu.uuid): number for number, gpu in enumerate(gpus)}
 
 
-def _sums(con: duckdb.DuckDBPyConnection) -> dict[_GpuKey, dict[str, Any]]:
-    """Return seconds and rank of each GPU."""
-    rows = con.execute(
-        "SELECT node, uuid, sum(d_s), sum(working_s), sum(empty_s), sum(spinning_s),"
-        " sum(underfilled_s),"
-        " mode(rank), max(world_size) FROM evidence GROUP BY node, uuid"
-    ).fetchall()
-    names = ("d_s", "working_s", "empty_s", "spinning_s", "underfilled_s", "rank", "world_size")
-    return {(node, uuid): dict(zip(names, rest, strict=True)) for node, uuid, *rest in rows}
-
-
-def _charges(
-    con: duckdb.DuckDBPyConnection, filled: Filled, sums: Mapping[_GpuKey, Mapping[str, Any]]
-) -> dict[_GpuKey, list[Charge]]:
-    parts = filled.parts
-    arisen = _arisen(con, filled)
-    places = [
-        Place(node=gpu.node, rank=_whole(sums[gpu.node, gpu.uuid]["rank"])) for gpu in filled.gpus
-    ]
-    starts = ", ".join(f"({number}, {part.start})" for number, part in enumerate(parts))
+def _charges(filled: Filled, tally: Tally) -> dict[_GpuKey, list[Charge]]:
+    arisen = _arisen(filled)
+    places = [Place(node=gpu.node, rank=tally.sums[gpu.node, gpu.uuid].rank) for gpu in filled.gpus]
     found: dict[_GpuKey, list[Charge]] = defaultdict(list)
-    if not parts:
-        return found
-    for number, cause, subcause, grade, pool, ns in con.execute(
-        f"WITH starts(gpu, first) AS (VALUES {starts})"
-        " SELECT s.gpu, c.cause, c.subcause, c.grade, c.pool, sum(c.ns)::BIGINT FROM"
-        " (SELECT window_id, cause, subcause, grade, pool, ns FROM grants UNION ALL"
-        f"  SELECT window_id, '{UNATTRIBUTED}', subcause, NULL, pool, ns FROM leftovers) c"
-        " ASOF JOIN starts s ON c.window_id >= s.first GROUP BY ALL ORDER BY ALL"
-    ).fetchall():
+    for felt in sorted(
+        tally.charges, key=lambda felt: (felt[0], [word or "~" for word in felt[1:]])
+    ):
+        number, cause, subcause, grade, pool = felt
+        ns = tally.charges[felt]
         gpu, place = filled.gpus[number], places[number]
         weights = arisen.get((number, cause, subcause), {})
         shares = split(ns, weights) or {(number, cause, subcause): ns}
@@ -130,7 +111,7 @@ def _charges(
 
 
 def _arisen(
-    con: duckdb.DuckDBPyConnection, filled: Filled
+    filled: Filled,
 ) -> Mapping[tuple[int, str, str], Mapping[tuple[int, str, str], float]]:
     """Return what waits arose from: weights by (GPU, cause, subcause), for each that was felt."""
     found: dict[tuple[int, str, str], dict[tuple[int, str, str], float]] = {}
@@ -141,13 +122,13 @@ def _arisen(
             into[root] = into.get(root, 0.0) + weight
 
     for job in filled.waits.jobs:
-        jobs.fill_causes(con, job, filled.parts)
+        job.causes[jobs.SLOW] = job.working
         if job.pipeline is not None:
             for felt in ("stage_imbalance", "late_upstream"):
                 for number, weights in stages.roots(job, job.pipeline, felt).items():
                     add((number, "pipeline_bubble", felt), weights)
             continue
-        cost = clocks.lost(con, job, filled.parts)
+        cost = clocks.lost(job)
         for row, (number, weights) in enumerate(waits.roots(job).items()):
             add((number, *FELT_AS_WAIT), clocks.apart(job, row, weights, cost))
         for row, number in enumerate(job.members):
@@ -157,9 +138,10 @@ def _arisen(
     return {felt: weights for felt, weights in found.items() if weights}
 
 
-def _totals(sums: Mapping[_GpuKey, Mapping[str, Any]]) -> Totals:
+def _totals(sums: Mapping[_GpuKey, Sums]) -> Totals:
     working, empty, spinning = (
-        sum(each[name] for each in sums.values()) for name in ("working_s", "empty_s", "spinning_s")
+        sum(each.seconds[name] for each in sums.values())
+        for name in ("working_s", "empty_s", "spinning_s")
     )
     return Totals(
         gpu_s=working + empty + spinning,
@@ -172,7 +154,7 @@ def _totals(sums: Mapping[_GpuKey, Mapping[str, Any]]) -> Totals:
 
 def _gpu(
     gpu: Gpu,
-    sums: Mapping[str, Any],
+    sums: Sums,
     charges: Sequence[Charge],
     waited: Mapping[str, float],
 ) -> GpuLedger:
@@ -180,12 +162,12 @@ def _gpu(
         node=gpu.node,
         gpu=gpu.index,
         uuid=gpu.uuid,
-        rank=_whole(sums["rank"]),
-        wall_s=sums["d_s"],
-        working_s=sums["working_s"],
-        empty_s=sums["empty_s"],
-        spinning_s=sums["spinning_s"],
-        underfilled_s=sums["underfilled_s"],
+        rank=sums.rank,
+        wall_s=sums.seconds["d_s"],
+        working_s=sums.seconds["working_s"],
+        empty_s=sums.seconds["empty_s"],
+        spinning_s=sums.seconds["spinning_s"],
+        underfilled_s=sums.seconds.get("underfilled_s"),
         causes=by_cause(charges),
         waited_for=dict(waited),
         trace=None,
@@ -198,15 +180,15 @@ def _run(
     con: duckdb.DuckDBPyConnection,
     sources: Sequence[str],
     filled: Filled,
-    sums: Mapping[_GpuKey, Mapping[str, Any]],
+    sums: Mapping[_GpuKey, Sums],
 ) -> Run:
     """Times are wall time, ns since 1970; without any clock reading, monotonic time."""
     offsets = wall_offsets(con)
     dated = [gpu for gpu in filled.gpus if gpu.machine in offsets] or filled.gpus
     begins = [int(gpu.t0[0]) + offsets.get(gpu.machine, 0) for gpu in dated]
     ends = [int(gpu.t1[-1]) + offsets.get(gpu.machine, 0) for gpu in dated]
-    ranks = sorted({rank for s in sums.values() if (rank := _whole(s["rank"])) is not None})
-    world = [w for s in sums.values() if (w := _whole(s["world_size"])) is not None]
+    ranks = sorted({own.rank for own in sums.values() if own.rank is not None})
+    world = [own.world_size for own in sums.values() if own.world_size is not None]
     job = {"world_size": max(world), "ranks": ranks} if world else None
     return Run(
         source=list(sources),
@@ -234,7 +216,3 @@ def _quality(con: duckdb.DuckDBPyConnection, filled: Filled) -> Quality:
         clock_error_ns=filled.waits.clocks.error_ns or (error[0] if error else None),
         agent_cpu_ratio=cost[0] if cost else None,
     )
-
-
-def _whole(value: Any) -> int | None:
-    return None if value is None else int(value)

@@ -7,6 +7,7 @@ of its windows as the whole run does, up to `LOOK_NS`.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ import duckdb
 import numpy as np
 
 from whyidle.clock import NS_PER_S
-from whyidle_rules import evidence
-from whyidle_rules.allocate import allocate
-from whyidle_rules.compile_levels import quoted
+from whyidle_rules import beside, evidence
+from whyidle_rules.allocate import Given, allocate, granted
+from whyidle_rules.compile import compile_rules
 from whyidle_rules.recording import (
     gds,
     hardware,
@@ -32,11 +33,11 @@ from whyidle_rules.recording import (
     windows,
 )
 from whyidle_rules.recording import jobs as jobs_of
-from whyidle_rules.recording.columns import Columns
+from whyidle_rules.recording.columns import Columns, joined
 from whyidle_rules.recording.fill import gpu_evidence, outline
 from whyidle_rules.recording.jobs import Waits
 from whyidle_rules.recording.known import Known
-from whyidle_rules.recording.series import Array, numbered
+from whyidle_rules.recording.shown import insert, shown
 from whyidle_rules.recording.spans import Machine
 from whyidle_rules.recording.windows import Gpu
 from whyidle_rules.rule import Rule
@@ -46,6 +47,7 @@ LOOK_NS = 15 * NS_PER_S
 _NEVER = 1 << 61
 # Evidence of so many windows is made at a time, of one GPU at least: eight for an hour.
 BATCH_WINDOWS = 300_000
+_WORDS = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,7 @@ def fill(
     with _one_transaction(con):
         for batch in filled.batches():
             for columns in told(con, filled, batch):
-                _insert(con, columns)
+                insert(con, columns)
     return filled
 
 
@@ -174,6 +176,37 @@ def told(con: duckdb.DuckDBPyConnection, filled: Filled, batch: Sequence[int]) -
         yield columns
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """GPUs of one node by number, the evidence of each, and who is granted their seconds.
+
+    Windows are numbered through all of them, from 0. `beside` are the windows of rules beside the
+    ledger, in nanoseconds.
+    """
+
+    numbers: Sequence[int]
+    columns: Sequence[Columns]
+    given: Sequence[Given]
+    beside: Sequence[Given]
+
+
+def batches(
+    con: duckdb.DuckDBPyConnection, filled: Filled, rules: Sequence[Rule]
+) -> Iterator[Batch]:
+    """Yield the GPUs batch by batch; what `evaluate` puts into tables, without the tables."""
+    queries = compile_rules(rules, "whyidle_evidence")
+    names = {"d_s", *(name for rule in rules for name in (*rule.reads, *rule.lacks))}
+    names.update(*(_WORDS.findall(query.sql) for query in queries))
+    for numbers in filled.batches():
+        columns = list(told(con, filled, numbers))
+        everything = joined(columns)
+        everything["window_id"] = np.arange(everything.size)
+        with shown(con, everything, names, "whyidle_evidence"):
+            given = list(granted(con, queries))
+            more = list(beside.granted(con, rules, "whyidle_evidence"))
+        yield Batch(numbers=numbers, columns=columns, given=given, beside=more)
+
+
 @contextmanager
 def _one_transaction(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
     """Commit once: each commit copies what was put in, which takes twice as long as the rest."""
@@ -204,50 +237,3 @@ def _around(gpus: Sequence[Gpu]) -> tuple[int, int]:
     """Return the time that evidence of GPUs is told from."""
     since = max(-_NEVER, min(int(gpu.t0[0]) for gpu in gpus) - LOOK_NS)
     return since, max(int(gpu.t1[-1]) for gpu in gpus) + LOOK_NS
-
-
-def _insert(con: duckdb.DuckDBPyConnection, columns: Columns) -> None:
-    """Insert columns into `evidence`, those that are wholly unknown as nothing but NULL."""
-    arrays: dict[str, Array] = {}
-    words: dict[str, list[str | None]] = {}
-    body = ", ".join(
-        _expression(column, columns[column.name], arrays, words)
-        if column.name in columns
-        else "NULL"
-        for column in evidence.COLUMNS
-    )
-    con.register("whyidle_columns", arrays)
-    try:
-        con.execute(f"INSERT INTO evidence SELECT {body} FROM whyidle_columns", words or None)
-    finally:
-        con.unregister("whyidle_columns")
-
-
-def _expression(
-    column: evidence.Column,
-    values: Array,
-    arrays: dict[str, Array],
-    words: dict[str, list[str | None]],
-) -> str:
-    """Put a column into `arrays` and `words`; return the SQL that reads it."""
-    name = quoted(column.name)
-    if column.type == "VARCHAR":
-        # Numbers of words, as DuckDB takes long over arrays of Python's objects.
-        numbers, found = numbered(values)
-        if found == [None]:
-            return "NULL"
-        arrays[column.name] = numbers + 1
-        words[column.name] = found
-        return f"${column.name}[{name}]"
-    arrays[column.name] = values
-    if column.type == "BIGINT":
-        return name
-    unknown = np.isnan(values)
-    if unknown.all():
-        del arrays[column.name]
-        return "NULL"
-    known = f"CASE WHEN isnan({name}) THEN NULL ELSE {name} END" if unknown.any() else name
-    if column.type == "BOOLEAN":
-        return f"({known}) > 0"
-    # A number that does not fit its column is none that anybody meant.
-    return f"TRY_CAST({known} AS {column.type})"

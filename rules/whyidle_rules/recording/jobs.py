@@ -10,7 +10,6 @@ import numpy as np
 
 from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
-from whyidle_rules.ledger import UNATTRIBUTED
 from whyidle_rules.pipeline import Schedule
 from whyidle_rules.recording import bubbles as pipelines
 from whyidle_rules.recording.bubbles import Pipeline
@@ -62,6 +61,7 @@ class Job:
     raised: Floats
     pipeline: Pipeline | None = None
     bubbles: tuple[Floats, Floats] | None = None
+    clocks: dict[str, Floats] = field(default_factory=dict)
     causes: dict[Cause, Floats] = field(default_factory=dict)
 
 
@@ -252,34 +252,3 @@ def _pipeline(ranks: Sequence[_Rank]) -> Pipeline | None:
         virtual=virtual or 1,
         alone=len(ranks) == stages and all(one.probed for one in ranks),
     )
-
-
-def fill_causes(con: duckdb.DuckDBPyConnection, job: Job, parts: Sequence[slice]) -> None:
-    """Add up each member's seconds by cause and bin: idle ones as charged, and working.
-
-    Waits for others are left out: what they arose from is another rank's.
-    """
-    for row, number in enumerate(job.members):
-        begin, own = parts[number].start, job.own[row]
-        con.register(
-            "whyidle_bins",
-            {
-                "window_id": np.arange(begin + own.start, begin + own.stop, dtype=np.int64),
-                "bin": job.bins[row],
-            },
-        )
-        try:
-            charged = con.execute(
-                "SELECT cause, subcause, list(bin), list(s) FROM (SELECT c.cause, c.subcause,"
-                " b.bin, sum(c.ns)::DOUBLE / 1e9 AS s FROM (SELECT window_id, cause, subcause, ns"
-                " FROM grants WHERE pool = 'empty'"
-                " AND cause NOT IN ('collective', 'pipeline_bubble') UNION ALL SELECT window_id,"
-                f" '{UNATTRIBUTED}', subcause, ns FROM leftovers WHERE pool = 'empty') c"
-                " JOIN whyidle_bins b USING (window_id) GROUP BY ALL) GROUP BY ALL ORDER BY ALL"
-            ).fetchall()
-        finally:
-            con.unregister("whyidle_bins")
-        for cause, subcause, at, seconds in charged:
-            into = job.causes.setdefault((cause, subcause), np.zeros_like(job.spin))
-            into[row, np.array(at, dtype=np.int64)] += np.array(seconds)
-    job.causes[SLOW] = job.working

@@ -24,6 +24,7 @@ from whyidle_rules.recording.series import (
     counter,
     fetch,
     nearest,
+    runs,
 )
 from whyidle_rules.recording.threads import GAP_NS, LEAST_NS
 from whyidle_rules.recording.windows import Gpu
@@ -208,8 +209,6 @@ def _stuck(
 def long_enough(gpu: Gpu, still: Truths) -> Truths:
     """Return in which windows it is so, and has been or will be for `STUCK_S` without a break."""
     out = np.zeros(len(still), dtype=bool)
-    edges = np.flatnonzero(np.diff(still.astype(np.int8))) + 1
-    for part in np.split(np.arange(len(still)), edges):
-        if len(part) and still[part[0]]:
-            out[part] = (gpu.t1[part[-1]] - gpu.t0[part[0]]) / 1e9 >= STUCK_S
+    first, last = runs(still)
+    out[still] = np.repeat((gpu.t1[last] - gpu.t0[first]) / 1e9 >= STUCK_S, last - first + 1)
     return out

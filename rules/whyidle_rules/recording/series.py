@@ -123,13 +123,16 @@ def runs(truths: Truths) -> tuple[Ints, Ints]:
 
 
 def numbered(values: Array) -> tuple[Ints, list[Any]]:
-    """Number texts, None among them, by their first appearance; return numbers and texts.
+    """Number values, None among them, in some order; return numbers and values.
 
-    Equal neighbours are looked up once: sorting a day of them would take ten times as long.
+    Equal neighbours are looked up once: sorting a day of texts would take ten times as long.
     """
     if len(values) == 0:
         return np.empty(0, dtype=np.int64), []
     begins = np.concatenate(([0], np.flatnonzero(values[1:] != values[:-1]) + 1))
+    if values.dtype != object and len(begins) > len(values) // 8:
+        each, inverse = np.unique(values, return_inverse=True)
+        return inverse.astype(np.int64).reshape(-1), each.tolist()
     seen: dict[Any, int] = {}
     numbers = [seen.setdefault(value, len(seen)) for value in values[begins].tolist()]
     lengths = np.diff(np.append(begins, len(values)))

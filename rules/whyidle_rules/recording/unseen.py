@@ -8,6 +8,7 @@ import duckdb
 
 from whyidle.store import Damaged
 from whyidle_rules.diagnosis import NotSeen
+from whyidle_rules.recording.tally import Unseen
 from whyidle_rules.report.words import duration
 from whyidle_rules.rule import Rule
 
@@ -33,10 +34,12 @@ _KINDS = {
 def not_seen(
     con: duckdb.DuckDBPyConnection,
     rules: Sequence[Rule],
+    unseen: Unseen,
+    wall_s: float,
     damaged: Sequence[Damaged],
     clashes: Sequence[str] = (),
 ) -> list[NotSeen]:
-    """Return what was not seen; table `evidence` is there."""
+    """Return what was not seen."""
     found = [NotSeen(what=f"part of {item.path.name}", why=item.why, rules=[]) for item in damaged]
     found += [
         NotSeen(
@@ -46,15 +49,8 @@ def not_seen(
         )
         for why in clashes
     ]
-    seconds = con.execute(
-        "SELECT sum(d_s), sum(empty_s) FILTER (NOT coalesce(probed, false)),"
-        " sum(empty_s) FILTER (probed IS NULL AND coalesce(no_process_s, 0) = 0),"
-        " sum(d_s) FILTER (source_is_nvml) FROM"
-        " (SELECT *, uuid IN (SELECT uuid FROM gpu_activity GROUP BY uuid"
-        "  HAVING count(gr_active_ratio) = 0) AS source_is_nvml FROM evidence)"
-    ).fetchone()
-    wall, unprobed, unknown, coarse = (value or 0.0 for value in seconds or (0, 0, 0, 0))
-    worth = WORTH_RATIO * wall
+    worth = WORTH_RATIO * wall_s
+    unknown = unseen.unknown_s
     if unknown > worth:
         found.append(
             NotSeen(
@@ -64,7 +60,7 @@ def not_seen(
                 rules=_reading(rules, "main_run_s", "loader_workers"),
             )
         )
-    if unprobed - unknown > worth:
+    if unseen.unprobed_s - unknown > worth:
         found.append(
             NotSeen(
                 what="how long trainers waited for their DataLoader",
@@ -73,7 +69,7 @@ def not_seen(
                 rules=_reading(rules, "probed", "checkpoint_save_s", "gc_s"),
             )
         )
-    if coarse > worth:
+    if unseen.coarse_s > worth:
         found.append(
             NotSeen(
                 what="how full GPUs were, and gaps shorter than the driver's own windows",

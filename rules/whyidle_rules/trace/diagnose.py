@@ -18,7 +18,7 @@ from whyidle_rules.diagnosis import (
     Totals,
     TracePartition,
 )
-from whyidle_rules.findings import findings
+from whyidle_rules.findings import findings, heard
 from whyidle_rules.ledger import (
     UNATTRIBUTED,
     Charge,
@@ -55,7 +55,7 @@ def diagnose(
     roots = root_causes(everything, gpu_ns)
     rows = ledger_rows(everything, gpu_ns)
     totals = _totals(run)
-    told = findings(con, rules, roots, totals.gpu_s)
+    told = findings(heard(con, rules), rules, roots, totals.gpu_s)
     gpus = [_gpu(run, place, own) for place, own in enumerate(charges)]
     about = _run(sources, run)
     return Diagnosis(
