@@ -29,13 +29,14 @@ from dataclasses import dataclass
 from typing import get_args
 
 from whyidle_rules import evidence, groups
-from whyidle_rules.compile_levels import Member, Part, levels, prefix, quoted, roots
+from whyidle_rules.compile_levels import Facts, Member, Part, levels, prefix, quoted, roots
 from whyidle_rules.expression import Expression
 from whyidle_rules.expression_parser import parse
 from whyidle_rules.groups import Group, Pool
 from whyidle_rules.rule import Rule
 
 _ENDS = ("no_evidence", "unexplained")
+_PARAM = re.compile(r"\$([a-z][a-z0-9_]*)")
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -63,20 +64,22 @@ class Query:
     leftovers: tuple[Left, ...]
 
 
-def compile_rules(rules: Sequence[Rule], table: str = "evidence") -> tuple[Query, ...]:
-    """Return the query of each pool over an evidence table or view."""
-    return tuple(_pool_query(pool, rules, table) for pool in get_args(Pool))
+def compile_rules(
+    rules: Sequence[Rule], table: str = "evidence", facts: Facts | None = None
+) -> tuple[Query, ...]:
+    """Return the query of each pool over an evidence table or view, of which `facts` are true."""
+    return tuple(_pool_query(pool, rules, table, facts or Facts()) for pool in get_args(Pool))
 
 
 def open_rules(rules: Sequence[Rule]) -> tuple[str, ...]:
     """Return the ids of the open rules: those whose seconds other rules may claim as well."""
-    parts = [part for pool in get_args(Pool) for part in _parts(pool, rules)]
+    parts = [part for pool in get_args(Pool) for part in _parts(pool, rules, Facts())]
     members = [member for part in parts if not part.witness for member in part.members]
     return tuple(sorted(member.rule.id for member in members if member.open))
 
 
-def _pool_query(pool: Pool, rules: Sequence[Rule], table: str) -> Query:
-    parts = _parts(pool, rules)
+def _pool_query(pool: Pool, rules: Sequence[Rule], table: str, facts: Facts) -> Query:
+    parts = _parts(pool, rules, facts)
     members = [member for part in parts for member in part.members]
     sql = _nested(f"{quoted(table)} WHERE {pool}_s > 0", levels(pool, parts))
     lefts = [part for part in parts if part.witness]
@@ -85,26 +88,23 @@ def _pool_query(pool: Pool, rules: Sequence[Rule], table: str) -> Query:
         for part in lefts
     ]
     ends = [Left(column=f"{word}_ns", group="", subcause=word) for word in _ENDS]
+    read = set(_PARAM.findall(sql))
     bound = {
-        f"{prefix(member.rule)}{param.name}": param.value
+        name: param.value
         for member in members
         for param in member.rule.params
-        if param.name in _bound(member.rule)
+        if (name := f"{prefix(member.rule)}{param.name}") in read
     }
     return Query(
         pool=pool,
         sql=sql,
         values=bound,
-        grants=tuple((f"{member.key}_ns", member.rule) for member in members),
+        grants=tuple((f"{m.key}_ns", m.rule) for part in parts for m in part.claiming),
         leftovers=(*leftovers, *ends),
     )
 
 
-def _bound(rule: Rule) -> set[str]:
-    return {*rule.amount.params, *(rule.when.params if rule.when else ())}
-
-
-def _parts(pool: Pool, rules: Sequence[Rule]) -> list[Part]:
+def _parts(pool: Pool, rules: Sequence[Rule], facts: Facts) -> list[Part]:
     """Return the groups of a pool in order, without those that hold no rule and no witness."""
     chosen = [group for group in groups.GROUPS if group.pool == pool]
     users = {group.id: _users(group, rules) for group in chosen}
@@ -121,6 +121,8 @@ def _parts(pool: Pool, rules: Sequence[Rule]) -> list[Part]:
                 rule=rule,
                 stand_ins=tuple(other for other in own if set(other.lacks) & set(rule.reads)),
                 open=_is_open(rule.amount, taken),
+                claims=facts.claims(rule, witness),
+                hides=witness is None and facts.hides(rule),
             )
             for at, rule in enumerate(own)
         )

@@ -19,13 +19,48 @@ _ENDLESS_S = "1e8"  # three years: what is longer, infinity and NaN among it, is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is the same in all windows of an evidence table: columns that are NULL, 0, never NULL.
+
+    Most rules have nothing to say of an hour of a GPU, and need not be asked window by window.
+    """
+
+    null: frozenset[str] = frozenset()
+    zero: frozenset[str] = frozenset()
+    full: frozenset[str] = frozenset()
+
+    def claims(self, rule: Rule, witness: Expression | None) -> bool:
+        """Say whether a rule may be granted anything."""
+        if self.null & set(rule.reads) or self.full & set(rule.lacks):
+            return False
+        if witness is not None:
+            return not set(witness.amounts) <= self.zero | self.null
+        cited = cited_columns(rule)
+        return not cited or not set(cited) <= self.zero | self.null
+
+    def hides(self, rule: Rule) -> bool:
+        """Say whether a rule may lack what it has to know."""
+        return not (set(rule.reads) <= self.full and set(rule.lacks) <= self.null)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A rule in the query; `key` names its columns there, `open` is explained above."""
+    """A rule in the query; `key` names its columns there, `open` is explained above.
+
+    `claims` and `hides` say whether it has any of `lo` and `hidden`.
+    """
 
     key: str
     rule: Rule
     stand_ins: tuple[Rule, ...]
     open: bool
+    claims: bool = True
+    hides: bool = True
+
+    @property
+    def terms(self) -> list[str]:
+        """Columns of what it claims and of what it might claim."""
+        return [f"{self.key}_lo"] * self.claims + [f"{self.key}_hidden"] * self.hides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +78,20 @@ class Part:
         """Columns of what the group might claim if it knew."""
         if self.witness:
             return [f"{self.key}_hidden"]
-        return [f"{member.key}_hidden" for member in self.members]
+        return [f"{member.key}_hidden" for member in self.members if member.hides]
+
+    @property
+    def claiming(self) -> list[Member]:
+        """Rules that may be granted anything."""
+        return [member for member in self.members if member.claims]
 
     @property
     def doubt(self) -> list[str]:
         """Terms above 0 in windows where something open claims or might claim."""
         if self.open:
             return [f"{self.key}_want", f"{self.key}_hidden"]
-        open_keys = [] if self.witness else [m.key for m in self.members if m.open]
-        return [f"{key}_{what}" for key in open_keys for what in ("lo", "hidden")]
+        open_members = [] if self.witness else [m for m in self.members if m.open]
+        return [term for member in open_members for term in member.terms]
 
 
 def roots(columns: Iterable[str]) -> frozenset[str] | None:
@@ -72,14 +112,13 @@ def amount_sql(rule: Rule) -> str:
     return rule.amount.sql(prefix(rule))
 
 
-def cited_sql(rule: Rule) -> str:
-    """Return the seconds that a claim on exclusive columns is held to, or '' for any other."""
+def cited_columns(rule: Rule) -> list[str]:
+    """Return the seconds that a claim on exclusive columns is held to; [] for any other."""
     if rule.share or roots(rule.amount.amounts) is None:
-        return ""
+        return []
     cited = [evidence.BY_NAME[name] for name in rule.amount.amounts]
     names = {column.name for column in cited if column.unit == "s"}
-    whole = [f'"{c.name}"' for c in cited if c.name in names and c.part_of not in names]
-    return " + ".join(whole)
+    return [c.name for c in cited if c.name in names and c.part_of not in names]
 
 
 def levels(pool: Pool, parts: list[Part]) -> list[list[str]]:
@@ -103,6 +142,8 @@ def _facts(pool: Pool, parts: list[Part]) -> list[str]:
             columns.append(f"{part.witness.sql('')} AS {part.key}_seen")
         for member in part.members:
             rule = member.rule
+            if not member.claims and (rule.share or not member.hides):
+                continue
             columns.append(f"{amount_sql(rule)} AS {member.key}_amount")
             columns.append(f"{knows_sql(rule)} AS {member.key}_knows")
             if rule.when:
@@ -136,34 +177,39 @@ def _member_amounts(member: Member) -> list[str]:
     amount, knows = f"{member.key}_amount", f"{member.key}_knows"
     speaks = f"{knows} AND {member.key}_when" if member.rule.when else knows
     if member.rule.share:
+        if not member.claims:
+            return []
         parts = f"CAST(floor(least({amount}, 1) * {_WHOLE}) AS BIGINT)"
         return [
             f"CASE WHEN {speaks} AND {amount} > 0 THEN {parts} ELSE 0 END AS {member.key}_parts"
         ]
     # Where the amount is known, all columns are; so least() does not pass over a NULL here.
-    cited = cited_sql(member.rule)
+    cited = " + ".join(quoted(name) for name in cited_columns(member.rule))
     taken = _capped(f"least({amount}, {cited})" if cited else amount)
     nothing = [knows, *(knows_sql(other) for other in member.stand_ins)]
     nothing += [f"NOT {member.key}_when"] if member.rule.when else []
     nothing += [f'"{name}" IS NOT NULL' for name in member.rule.lacks]
-    return [
+    claims = (
         f"CASE WHEN {speaks} AND {amount} > 0 AND {amount} < {_ENDLESS_S} "
-        f"THEN {taken} ELSE 0 END AS {member.key}_lo",
+        f"THEN {taken} ELSE 0 END AS {member.key}_lo"
+    )
+    hidden = (
         f"CASE WHEN {' OR '.join(nothing)} OR {amount} <= 0 THEN 0 "
         f"WHEN {amount} < {_ENDLESS_S} THEN {taken} ELSE pool_ns END "
-        f"AS {member.key}_hidden",
-    ]
+        f"AS {member.key}_hidden"
+    )
+    return [claims] * member.claims + [hidden] * member.hides
 
 
 def _wants(parts: list[Part]) -> list[str]:
     columns = [
-        f"{_total([f'{member.key}_lo' for member in part.members])} AS {part.key}_want"
+        f"{_total([f'{member.key}_lo' for member in part.claiming])} AS {part.key}_want"
         for part in parts
         if not part.witness
     ]
     for part in parts:
-        if part.witness and part.members:
-            parts_sum = _total([f"{member.key}_parts" for member in part.members])
+        if part.witness and part.claiming:
+            parts_sum = _total([f"{member.key}_parts" for member in part.claiming])
             columns.append(f"greatest({parts_sum}, {_WHOLE}) AS {part.key}_whole")
     return columns
 
@@ -198,7 +244,7 @@ def _grants(parts: list[Part]) -> list[str]:
         columns += [
             f"CASE WHEN {member.key}_lo = 0 OR {against} <= {limit} THEN {member.key}_lo "
             f"ELSE {_scaled(f'{member.key}_lo', limit, against)} END AS {member.key}_ns"
-            for member in part.members
+            for member in part.claiming
         ]
     return columns
 
@@ -211,20 +257,20 @@ def _shares(parts: list[Part]) -> list[str]:
         f"END AS {member.key}_ns"
         for part in parts
         if part.witness
-        for member in part.members
+        for member in part.claiming
     ]
 
 
 def _rest(parts: list[Part]) -> list[str]:
     """What each witness shows and nobody was granted, what is left at the end, what is unknown."""
     columns = [
-        f"{part.key}_taken - {_total([f'{member.key}_ns' for member in part.members])} "
+        f"{part.key}_taken - {_total([f'{member.key}_ns' for member in part.claiming])} "
         f"AS {part.key}_left"
         for part in parts
         if part.witness
     ]
     spent = [f"{part.key}_taken" for part in parts if part.witness]
-    spent += [f"{m.key}_ns" for part in parts if not part.witness for m in part.members]
+    spent += [f"{m.key}_ns" for part in parts if not part.witness for m in part.claiming]
     hidden = [column for part in parts for column in part.hidden]
     rest = f"(pool_ns - {_total(spent)})"
     return [

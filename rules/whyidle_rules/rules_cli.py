@@ -146,7 +146,7 @@ def _table(rules: Sequence[Rule]) -> str:
 def explain(rule: Rule, rules: Sequence[Rule]) -> str:
     """Return everything that a rule says about itself beside all rules, as plain text."""
     from whyidle_rules.compile import open_rules
-    from whyidle_rules.compile_levels import amount_sql, cited_sql
+    from whyidle_rules.compile_levels import amount_sql, cited_columns, quoted
 
     lines = [f"{rule.id}: {rule.title}", ""]
     clause = causes.clause(rule.cause, rule.subcause)
@@ -171,7 +171,7 @@ def explain(rule: Rule, rules: Sequence[Rule]) -> str:
     kind = "beside" if rule.beside else "claim" if rule.claim else "share"
     lines += _entry(kind, rule.amount.text)
     lines += _entry("compiled", amount_sql(rule))
-    if (cited := cited_sql(rule)) and not rule.beside:
+    if (cited := " + ".join(map(quoted, cited_columns(rule)))) and not rule.beside:
         lines += _entry("at most", cited)
     if rule.id in open_rules(rules):
         text = "other groups may claim the same seconds, so missing evidence holds this rule back"

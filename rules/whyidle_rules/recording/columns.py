@@ -8,7 +8,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from whyidle_rules import evidence
+from whyidle_rules.compile_levels import Facts
 from whyidle_rules.recording.series import Array
+
+_INTEGERS = 1 << 31
 
 
 class Columns(dict[str, Array]):
@@ -45,6 +48,25 @@ class Columns(dict[str, Array]):
         yield some
         for name, values in some.items():
             self[name][rows] = values
+
+
+def facts(columns: Columns) -> Facts:
+    """Return what is the same in all windows."""
+    null = {name for name in evidence.BY_NAME if name not in columns}
+    zero, full = set(), set()
+    for name, values in columns.items():
+        kind = evidence.BY_NAME[name].type
+        if kind in ("VARCHAR", "BIGINT"):
+            continue
+        # What does not fit its column is unknown too; false for NaN.
+        known = np.abs(values) < _INTEGERS if kind == "INTEGER" else ~np.isnan(values)
+        if known.all():
+            full.add(name)
+            if kind == "DOUBLE" and not values.any():
+                zero.add(name)
+        elif not known.any():
+            null.add(name)
+    return Facts(null=frozenset(null), zero=frozenset(zero), full=frozenset(full))
 
 
 def joined(parts: Sequence[Columns]) -> Columns:

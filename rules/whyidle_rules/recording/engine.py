@@ -33,7 +33,7 @@ from whyidle_rules.recording import (
     windows,
 )
 from whyidle_rules.recording import jobs as jobs_of
-from whyidle_rules.recording.columns import Columns, joined
+from whyidle_rules.recording.columns import Columns, facts, joined
 from whyidle_rules.recording.fill import gpu_evidence, outline
 from whyidle_rules.recording.jobs import Waits
 from whyidle_rules.recording.known import Known
@@ -194,13 +194,13 @@ def batches(
     con: duckdb.DuckDBPyConnection, filled: Filled, rules: Sequence[Rule]
 ) -> Iterator[Batch]:
     """Yield the GPUs batch by batch; what `evaluate` puts into tables, without the tables."""
-    queries = compile_rules(rules, "whyidle_evidence")
-    names = {"d_s", *(name for rule in rules for name in (*rule.reads, *rule.lacks))}
-    names.update(*(_WORDS.findall(query.sql) for query in queries))
     for numbers in filled.batches():
         columns = list(told(con, filled, numbers))
         everything = joined(columns)
         everything["window_id"] = np.arange(everything.size)
+        queries = compile_rules(rules, "whyidle_evidence", facts(everything))
+        names = {"d_s", *(name for rule in rules if rule.beside for name in rule.reads)}
+        names.update(*(_WORDS.findall(query.sql) for query in queries))
         with shown(con, everything, names, "whyidle_evidence"):
             given = list(granted(con, queries))
             more = list(beside.granted(con, rules, "whyidle_evidence"))
