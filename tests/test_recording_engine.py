@@ -257,6 +257,7 @@ def test_nodes_have_clocks_of_their_own(rules: Sequence[Rule]) -> None:
 def test_the_ledger_of_a_diagnosis_is_idle_time_to_the_nanosecond(rules: Sequence[Rule]) -> None:
     with connect(eventful()) as con:
         found = diagnose(con, ["x"], rules, spans(con, None, None))
+        engine.evaluate(con, rules)
         idle = con.execute(
             "SELECT (SELECT sum(ns) FROM grants) + (SELECT sum(ns) FROM leftovers)"
         ).fetchone()
