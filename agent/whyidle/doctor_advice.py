@@ -27,6 +27,7 @@ ABOUT: Mapping[str, tuple[str, str]] = MappingProxyType(
         "pcie_gpudirect": ("GPUs", "GPUDirect: modules, IOMMU, ACS"),
         "probe": ("Job", "what trainers wait for, told by the probe"),
         "process": ("Job", "CPU, run queue and I/O of ranks and loaders"),
+        "process_thread": ("Job", "trainers that load data in their own threads"),
         "file_use": ("Job", "which file system data is read from"),
         "cgroup_cpu": ("Job", "CPU quota and throttling"),
         "cgroup_memory": ("Job", "memory limits, page cache thrown away"),

@@ -23,6 +23,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "gpu_process": ("no_process_s", "startup_s", "shutdown_s", *_MAIN, *_LOADER),
         "process_ids": ("no_process_s", "startup_s", "shutdown_s", *_MAIN, *_LOADER),
         "process": (*_MAIN, *_LOADER, "loader_asked_bytes", "writing_s"),
+        "tcp_socket": ("loader_network_ratio",),
         "hidden_processes": (*_MAIN, *_LOADER),
         "other_users": ("loader_read_bytes", "loader_asked_bytes", "writing_s", "read_fs"),
         "probe": _PHASES,
