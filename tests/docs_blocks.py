@@ -210,7 +210,16 @@ def reported_table() -> str:
     return _table(("case", "what was reported", "what is said, or why it is not told yet"), rows)
 
 
+def accuracy_summary() -> str:
+    """Return what docs/accuracy.md says in short: the recorded runs and its two first points."""
+    runs = sum(1 for path in (ROOT / "fixtures" / "stalls").iterdir() if path.is_dir())
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    points = [line for line in page.splitlines() if line.startswith("- with")]
+    return "\n".join([f"{runs} recorded runs:", "", *points, ""])
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "accuracy": accuracy_summary,
     "causes": cause_table,
     "config": config_doc.markdown,
     "demo": demo,
