@@ -99,6 +99,8 @@ def cause_table() -> str:
         for subcause, clause in cause.subcauses.items():
             root_only = " (never idle: why a rank came late)" if cause.root_only else ""
             rows.append((f"`{cause.slug}`", f"`{subcause}`", clause + root_only))
+        for subcause, clause in cause.beside.items():
+            rows.append((f"`{cause.slug}`", f"`{subcause}`", f"{clause} (beside the ledger)"))
     return _table(("cause", "subcause", "the GPU was idle because"), rows)
 
 

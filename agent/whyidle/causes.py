@@ -6,7 +6,7 @@ its words and colours from it, and the documentation is generated from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +14,7 @@ class Cause:
     """A top-level cause.
 
     `subcauses` maps each slug to one clause that completes "the GPU was idle because ...".
+    `beside` are told beside the ledger only: of seconds that work, or that another one is charged.
     `root_only` causes explain why a rank was late; no idle second is ever charged to them directly.
     """
 
@@ -22,6 +23,7 @@ class Cause:
     colour: str
     subcauses: dict[str, str]
     root_only: bool = False
+    beside: dict[str, str] = field(default_factory=dict)
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -41,6 +43,10 @@ CAUSES: tuple[Cause, ...] = (
             "checkpoint_load": "the trainer was loading a checkpoint",
             "offload": "parameters or optimizer state were moved to or from storage",
             "gds_fallback": "GPUDirect Storage fell back to copies through host memory",
+        },
+        beside={
+            "below_demand": "storage gave less than the job would have read",
+            "lost_with_node": "checkpoints were written to what is lost with the node",
         },
     ),
     Cause(
@@ -151,6 +157,8 @@ CAUSES: tuple[Cause, ...] = (
             "power_cap": "a rank computed at a clock that its power limit held down",
             "heat": "a rank computed at a clock that heat held down",
             "low_clock": "a rank computed at a lower clock than its peers",
+        },
+        beside={
             "stuck_kernel": "a kernel was resident and drew no more power than an empty GPU",
         },
         root_only=True,
@@ -176,9 +184,9 @@ BY_SLUG: dict[str, Cause] = {cause.slug: cause for cause in CAUSES}
 
 def is_known(cause: str, subcause: str) -> bool:
     """Say whether the pair is in the list."""
-    return cause in BY_SLUG and subcause in BY_SLUG[cause].subcauses
+    return cause in BY_SLUG and subcause in {**BY_SLUG[cause].subcauses, **BY_SLUG[cause].beside}
 
 
 def clause(cause: str, subcause: str) -> str:
     """Return the clause of a pair; raises KeyError if it is not in the list."""
-    return BY_SLUG[cause].subcauses[subcause]
+    return {**BY_SLUG[cause].subcauses, **BY_SLUG[cause].beside}[subcause]

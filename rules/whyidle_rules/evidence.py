@@ -204,6 +204,17 @@ _RECORDED: tuple[Column, ...] = (
     _number("power_watts", "watts", "Power that the GPU drew."),
     _number("empty_power_watts", "watts", "Power that GPUs of its kind drew while empty."),
     _seconds("stuck_s", "Part of working_s, a minute and more, at the power of an empty GPU."),
+    _number("loader_megabytes_per_s", "megabytes/s", "What the loader got, over ten seconds."),
+    _number(
+        "wanted_megabytes_per_s",
+        "megabytes/s",
+        "What it would have got had its GPU not waited for reads; NULL where it hardly computed.",
+    ),
+    _seconds(
+        "save_lost_s", "Saving a checkpoint, with no file open but on what goes with the node."
+    ),
+    _text("save_mount", "Where that is mounted."),
+    _text("save_lost_with", "With what it is lost: the memory of the node, the container ..."),
     _truth("pcie_reduced", "The PCIe link runs below the generation or width of GPU and slot."),
     _seconds("coll_detour_s", "Part of coll_s moving data over TCP beside RDMA ports.", "coll_s"),
     _seconds("coll_degraded_s", "Part of coll_s moving data with a port that is slow.", "coll_s"),

@@ -57,8 +57,8 @@ class Rule:
     `lacks` is the coarser answer of its cause where the finer one was not recorded, and claims what
     the finer rules would claim together. Exactly one of `claim`, `share` and `beside` is set: a
     `claim` in groups without a witness, a `share` (0 to 1 of the witness) in groups with one.
-    `beside` are seconds that the rule tells of and that are no idle ones, such as slow work: it has
-    no group, claims nothing and changes nothing in the ledger; `at_most` is then how grave its
+    `beside` are seconds that the rule tells of without a claim to them, such as slow work: it has
+    no group, takes nothing and changes nothing in the ledger; `at_most` is then how grave its
     finding may be. `lookback_s` and `lookahead_s` are how far around a window its evidence may
     reach while a node records.
     """

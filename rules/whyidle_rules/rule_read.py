@@ -193,7 +193,8 @@ class _RuleFile:
         if cause != folder:
             message = f"`cause` has to equal the folder of the file, {folder}; move one of them"
             reader.wrong(self._fields["cause"], message)
-        known = causes.BY_SLUG[cause].subcauses
+        one = causes.BY_SLUG[cause]
+        known = {**one.subcauses, **(one.beside if self._is_beside else {})}
         subcause = self._one_of("subcause", known)
         return cause, subcause or ""
 

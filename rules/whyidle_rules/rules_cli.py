@@ -152,7 +152,7 @@ def explain(rule: Rule, rules: Sequence[Rule]) -> str:
     clause = causes.clause(rule.cause, rule.subcause)
     if rule.beside:
         lines += _entry("cause", f"{rule.cause}/{rule.subcause}: {clause}")
-        lines += _entry("group", "none: told beside the ledger, of seconds that are not idle")
+        lines += _entry("group", "none: told beside the ledger, where it claims no seconds")
     else:
         group = groups.BY_ID[rule.group]
         witness = f", which shares out {group.witness}" if group.witness else ""

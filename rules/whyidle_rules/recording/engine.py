@@ -22,6 +22,7 @@ from whyidle_rules.compile import compile_rules
 from whyidle_rules.recording import (
     gds,
     hardware,
+    mounts,
     phases,
     power,
     processes,
@@ -165,6 +166,7 @@ def told(con: duckdb.DuckDBPyConnection, filled: Filled, batch: Sequence[int]) -
         hardware.add(gpu, known.hardware, columns)
         power.add(gpu, known.power, columns)
         gds.add(gpu, known.gds, columns)
+        mounts.add(gpu, known, columns)
         for job, row in filled.waits.of(number):
             with columns.only(job.own[row]) as own:
                 if job.pipeline is None:
@@ -229,6 +231,7 @@ def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) 
         ranks=ranks.load(con, *where),
         hardware=hardware.load(con, *where, since, until),
         gds=gds.load(con, *where, since, until),
+        written=mounts.load(con, *where, since, until),
         power=power.load(con, *where, since, until, own),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from whyidle_rules.recording.gds import Gds
 from whyidle_rules.recording.hardware import Facts
+from whyidle_rules.recording.mounts import Written
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.power import Power
 from whyidle_rules.recording.processes import Identity, Node, Proc
@@ -26,6 +27,7 @@ class Known:
     hardware: Facts
     power: Power
     gds: Gds | None
+    written: Written
 
     def with_procs(self, procs: Mapping[Identity, Proc]) -> Known:
         """Return the same with some processes in the place of those that were known."""

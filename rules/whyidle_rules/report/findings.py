@@ -92,7 +92,8 @@ def _finding(pen: Pen, finding: Finding, gpu_s: float) -> Iterable[RenderableTyp
 def _cost(finding: Finding, gpu_s: float) -> str:
     """Write what was idle for it, and what fixing it returns, waiting of others included."""
     if finding.beside_s is not None:
-        return f"{_shared(finding.beside_s, gpu_s)}, none of it idle: told beside the ledger."
+        told = "told beside the ledger: no idle time is charged to it."
+        return f"{_shared(finding.beside_s, gpu_s)}, {told}"
     cost = f"{_shared(finding.idle_s, gpu_s)} idle"
     returned_s = _returned_s(finding)
     if returned_s is None:
