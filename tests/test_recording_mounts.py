@@ -110,7 +110,7 @@ def test_a_checkpoint_that_goes_with_its_node(
 ) -> None:
     (finding,) = found(saves(*looks), rules, "checkpoint_on_node")
     assert finding.beside_s == pytest.approx(10, abs=0.3)
-    assert f"wrote to {point} alone" in finding.says and why in finding.says
+    assert f"to {point} alone" in finding.says and why in finding.says
     assert finding.severity == "info"
 
 
