@@ -189,6 +189,22 @@ def test_workers_are_those_of_the_loader_that_was_waited_for_most() -> None:
     assert (told(totals()).loaders, told(totals()).workers) == (0, None)
 
 
+@pytest.mark.parametrize(
+    ("steps", "batches", "loaders"),
+    [(100, 100, 1), (100, 25, 1), (100, 2, 0), (5, 0, 1), (None, 0, 1), (100, None, 1)],
+)
+def test_dataloaders_that_feed_no_steps_are_none(
+    steps: int | None, batches: int | None, loaders: int
+) -> None:
+    """Of a trainer that loads by other means, and has a DataLoader for evaluation."""
+
+    def growing(last: int | None) -> list[int | None]:
+        return [None if last is None else round(last * at / 80) for at in range(81)]
+
+    rows = [*totals(steps=growing(steps), batches=growing(batches)), *loader(10, [5.0])]
+    assert told(rows).loaders == loaders
+
+
 def test_a_page_says_who_published_it() -> None:
     info = make_row(ProbeInfo, mono_ns=s(0), pid=10, start_ns=start_of(0), rank=3, world_size=16)
     found = told([*totals(), info])

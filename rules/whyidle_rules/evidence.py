@@ -164,7 +164,7 @@ _RECORDED: tuple[Column, ...] = (
     _seconds("host_imbalance_s", "Part of host_p2p_s waiting for a longer stage.", "host_p2p_s"),
     _seconds("host_upstream_s", "Part of host_p2p_s waiting beyond both.", "host_p2p_s"),
     _ratio("data_ready_ratio", "How often a batch was ready when the launching thread came."),
-    _count("loaders", "DataLoaders that the launching process has told of."),
+    _count("loaders", "DataLoaders that feed the steps of the launching process, as it told."),
     _count("loader_workers", "Processes that load its data; 0: it loads its data itself."),
     _ratio("loader_cpu_ratio", "Share of their time on a CPU; of the wait, if it loads itself."),
     _ratio("loader_runq_ratio", "Share of it ready to run, without a CPU."),

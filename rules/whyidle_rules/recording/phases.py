@@ -25,6 +25,11 @@ GAP_NS = 3 * NS_PER_S
 READY_HALF_NS = 2 * NS_PER_S
 READY_LEAST = 4  # arrivals
 
+# A DataLoader that feeds a trainer gives it a batch a step, or one for some steps of several
+# optimizers. A few steps tell nothing.
+BATCHES_PER_STEP = 0.1
+FEW_STEPS = 8
+
 WAIT = "data_wait_s"
 SETUP = "data_setup_s"
 # Waits for other ranks, as the page's calls on process groups tell of them.
@@ -66,8 +71,8 @@ class Told:
     """The timeline of one process, from `begin_ns` to `end_ns`.
 
     `spans` are disjoint, by column; `untimed` grows by what the totals hold and no span stands for:
-    short waits and pauses, and records that were lost. `loaders` is how many DataLoaders it told
-    of, `workers` the processes of the one that it had waited for most by the end. `peers_known`
+    short waits and pauses, and records that were lost. `loaders` is how many DataLoaders feed its
+    steps, `workers` the processes of the one that it had waited for most by the end. `peers_known`
     says whether its probe tells of process groups: older ones do not.
     """
 
@@ -255,12 +260,26 @@ def _told(
         untimed=_untimed(rows, known),
         arrivals=_queue(queues, "batches"),
         empty_arrivals=_queue(queues, "empty"),
-        loaders=len(loaders),
+        loaders=len(loaders) if _feeds(rows) else 0,
         workers=most[0],
         steps=int(steps[-1]) if len(steps) else None,
         peers_known=not np.isnan(rows["coll_wait_ns"].astype(np.float64)).all(),
         info=info,
     )
+
+
+def _feeds(rows: Columns) -> bool:
+    """Whether the main thread takes batches for its steps from DataLoaders, as far as is known.
+
+    Others fetch them in another thread, or use a DataLoader for evaluation alone.
+    """
+    steps, batches = (_growth(rows[name].astype(np.float64)) for name in ("steps", "batches"))
+    return not (steps >= FEW_STEPS and batches < BATCHES_PER_STEP * steps)
+
+
+def _growth(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(known[-1] - known[0]) if len(known) else np.nan
 
 
 def _queue(rows: Columns | None, name: str) -> Counter:
