@@ -74,6 +74,7 @@ CAUSES: tuple[Cause, ...] = (
             "transfer_ib": "data of a collective was moving over InfiniBand",
             "transfer_roce": "data of a collective was moving over RoCE",
             "transfer_tcp": "data of a collective was moving over TCP",
+            "small_messages": "collectives were so small that each took its latency",
             "congestion": "the fabric was congested",
             "link_degraded": "a link ran below its speed",
             "wrong_transport": "a slower transport than the one at hand was used",

@@ -57,13 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what the metrics of the service said at the time: the ledger as it was settled, "
         "without hindsight; recordings of the service only",
     )
-    parser.add_argument(
-        "--gpu-hour-cost",
-        metavar="PRICE",
-        type=_price,
-        help="price of an hour of one GPU, such as 2.5, in any currency: also say what fixing each "
-        "root cause returns in money",
-    )
+    _add_more(parser)
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show every rank and every finding"
@@ -73,6 +67,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser, "also use the rules in DIR; a rule of the same id replaces a built-in one"
     )
     parser.set_defaults(run=_diagnose)
+
+
+def _add_more(parser: argparse.ArgumentParser) -> None:
+    """Add what a diagnosis may be told besides its sources."""
+    parser.add_argument(
+        "--gpu-hour-cost",
+        metavar="PRICE",
+        type=_price,
+        help="price of an hour of one GPU, such as 2.5, in any currency: also say what fixing each "
+        "root cause returns in money",
+    )
+    parser.add_argument(
+        "--nccl-inspector",
+        metavar="PATH",
+        action="append",
+        type=Path,
+        default=[],
+        help="also read what NCCL's Inspector plugin wrote (its NCCL_INSPECTOR_DUMP_DIR): exact "
+        "times of collectives and their bandwidth; recordings only",
+    )
 
 
 def _price(text: str) -> float:
@@ -102,6 +116,11 @@ def _diagnose(args: argparse.Namespace) -> int:
             raise UserError(
                 f"--{option} works on recordings, and {args.source[0]} is a trace; leave it out."
             )
+    if args.nccl_inspector:
+        raise UserError(
+            f"--nccl-inspector goes with recordings, and {args.source[0]} is a trace, which has "
+            "the times of collectives itself; leave it out."
+        )
     if args.as_live:
         raise UserError(
             f"--as-live reads what was settled while a node recorded, and {args.source[0]} is a "

@@ -18,6 +18,7 @@ from whyidle.storage_sql import create_view
 from whyidle.store import Recording
 from whyidle_rules.diagnose_tell import get_ready, tell
 from whyidle_rules.live.as_live import diagnose_settled
+from whyidle_rules.recording import inspector
 from whyidle_rules.recording.diagnose import diagnose
 from whyidle_rules.recording.engine import evaluate
 from whyidle_rules.recording.spans import LAST_TEN_MINUTES, moment, spans
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Diagnose, and print what was asked for."""
     sources = _sources(args)
     rules = get_ready(args.rules_dir)
+    collectives = inspector.read(args.nccl_inspector) if args.nccl_inspector else None
     since = moment(args.since) if args.since else LAST_TEN_MINUTES if args.live else None
     until = moment(args.until) if args.until else None
     with Recording(sources, threads=_THREADS, memory_limit=_MEMORY) as recording:
@@ -45,9 +47,14 @@ def run(args: argparse.Namespace) -> int:
                 found = diagnose_settled(con, sources, since, until)
             elif args.sql is None:
                 asked = spans(con, since, until)
-                return diagnose(con, sources, rules, asked, recording.damaged)
+                inspector.put(con, collectives)
+                found = diagnose(con, sources, rules, asked, recording.damaged)
+                if collectives is not None:
+                    found.not_seen.extend(inspector.left_out(collectives, args.nccl_inspector))
+                return found
             else:
                 found = None
+                inspector.put(con, collectives)
                 evaluate(con, rules, spans=spans(con, since, until))
             if args.sql is not None:
                 create_view(con)

@@ -230,6 +230,16 @@ _RECORDED: tuple[Column, ...] = (
     ),
     _text("gpudirect_why", "Why NICs cannot reach the memory of the GPU."),
     _seconds("coll_congested_s", "Part of coll_s moving data while ports were held up.", "coll_s"),
+    _seconds(
+        "coll_small_s",
+        "Part of coll_s moving data in collectives so small that they take their latency.",
+        "coll_s",
+    ),
+    _ratio(
+        "coll_line_ratio",
+        "Bandwidth while data of collectives moved, of the line rate: as NCCL Inspector tells, "
+        "else by the bytes of links.",
+    ),
     _count("pipeline_stage", "Stage of a pipeline that the process runs, from 0."),
     _count("pipeline_stages", "Stages of that pipeline."),
     _count("pipeline_batches", "Micro-batches of a step."),

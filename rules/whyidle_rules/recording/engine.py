@@ -22,6 +22,7 @@ from whyidle_rules.compile import compile_rules
 from whyidle_rules.recording import (
     gds,
     hardware,
+    inspector,
     mounts,
     phases,
     power,
@@ -170,7 +171,8 @@ def told(con: duckdb.DuckDBPyConnection, filled: Filled, batch: Sequence[int]) -
         for job, row in filled.waits.of(number):
             with columns.only(job.own[row]) as own:
                 if job.pipeline is None:
-                    waits.tell(con, job, row, job.bins[row], filled.gpus, own)
+                    exact = inspector.of_gpu(con, gpu, known.pids(gpu.uuid))
+                    waits.tell(con, job, row, job.bins[row], filled.gpus, own, exact)
                 else:
                     stages.tell(job, job.pipeline, row, job.bins[row], own)
         first = filled.first[number]

@@ -55,8 +55,9 @@ class Fabric:
     the RDMA ports. `direct_why` says why cards do not reach the GPU's memory: "" if they do, None
     if that is not known; `line_ratio` is what ports carry, of their rates. `known` says where there
     were readings at all, and `links_known` where NVLink was read: without it GPUs of a node talk
-    over PCIe, unseen. `most_s` is how long in each window the bytes can have taken; NaN where the
-    line rate is unknown.
+    over PCIe, unseen. `most_s` is how long in each window the bytes can have taken,
+    `line_bytes_per_s` what the links of one GPU, or its share of the ports, carry each way; NaN
+    where the line rate is unknown.
     """
 
     transport: Array
@@ -69,6 +70,7 @@ class Fabric:
     known: Truths
     links_known: Truths
     most_s: Floats
+    line_bytes_per_s: Floats
 
 
 def load(con: duckdb.DuckDBPyConnection, gpu: Gpu) -> Fabric:
@@ -89,13 +91,16 @@ def load(con: duckdb.DuckDBPyConnection, gpu: Gpu) -> Fabric:
     over_tcp = (own > CARRIES_BYTES_PER_S) & (own > rdma)
     transport[over_tcp] = "tcp"
     rates = _line_rates(con, at, gpu.uuid)
-    most = np.full(len(centres), np.nan)
+    most, line = (np.full(len(centres), np.nan) for _ in range(2))
+    shared = 2.0 * max(1, rates.pop("gpus", 1))
     for name, per_s in (("nvlink", nvlink), (kind, rdma), ("tcp", own)):
         if rates.get(name):
             lasted = gpu.length / 1e9 * per_s / (rates[name] * LINE_RATIO)
             most = np.where(transport == name, lasted, most)
+            line = np.where(transport == name, rates[name] / shared, line)
     return Fabric(
         most_s=most,
+        line_bytes_per_s=line,
         transport=transport,
         rdma_ports=links.active,
         degraded=_degraded(con, at, centres),
@@ -128,7 +133,7 @@ def _degraded(con: duckdb.DuckDBPyConnection, at: dict[str, Any], centres: Ints)
 
 
 def _line_rates(con: duckdb.DuckDBPyConnection, at: dict[str, Any], uuid: str) -> dict[str, float]:
-    """Return bytes a second, both ways, by what carries them: of the GPU's links, of all ports."""
+    """Return bytes a second, both ways, by what carries them, of the node; and its GPUs."""
     own = {**at, "uuid": uuid}
     nvlink = one(
         con,
@@ -147,7 +152,7 @@ def _line_rates(con: duckdb.DuckDBPyConnection, at: dict[str, Any], uuid: str) -
         " WHERE node = $node AND boot_id = $boot GROUP BY device, port)",
         at,
     )[0]
-    found: dict[str, float] = {}
+    found: dict[str, float] = {"gpus": float(gpus or 1)}
     if nvlink:
         found["nvlink"] = 2.0 * float(nvlink) * max(1, int(gpus or 1))
     if rdma:

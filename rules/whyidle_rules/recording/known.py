@@ -33,6 +33,15 @@ class Known:
         """Return the same with some processes in the place of those that were known."""
         return replace(self, node=replace(self.node, procs={**self.node.procs, **procs}))
 
+    def pids(self, uuid: str) -> list[int]:
+        """Return the process ids of who had a GPU, here and in their own namespaces."""
+        found: list[int] = []
+        for proc in self.node.launchers(uuid):
+            told = self.told.get(proc.identity)
+            inner = told.info.get("inner_pid") if told else None
+            found += [proc.identity[0], *([] if inner is None else [int(inner)])]
+        return found
+
     def job_of(self, gpu: Gpu) -> int:
         """Return the size of the job that the GPU is seen to communicate in, -1 for none."""
         for proc in self.node.launchers(gpu.uuid):

@@ -195,7 +195,7 @@ def _infos(
 
 _INFO = (
     "rank", "world_size", "local_rank", "pipeline_stage", "pipeline_stages", "pipeline_batches",
-    "pipeline_schedule", "pipeline_virtual",
+    "pipeline_schedule", "pipeline_virtual", "inner_pid",
 )  # fmt: skip
 
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from whyidle_rules.recording.fabric import Fabric
+from whyidle_rules.recording.fabric import LINE_RATIO, Fabric
 from whyidle_rules.recording.gpudirect import BOUNCED_RATIO
+from whyidle_rules.recording.inspector import NOTHING, Exact
 from whyidle_rules.recording.series import Array, Floats
 from whyidle_rules.recording.windows import Gpu
 
 
-def columns(way: Fabric, gpu: Gpu, spun: Floats, moved: Floats, *, apart: bool) -> dict[str, Array]:
+def columns(
+    way: Fabric,
+    gpu: Gpu,
+    spun: Floats,
+    moved: Floats,
+    *,
+    apart: bool,
+    exact: Exact = NOTHING,
+) -> dict[str, Array]:
     """Return the columns of a transfer of `moved` seconds in each window.
 
-    `spun` is how long ranks communicated together, transfer or not; `apart`: on several nodes.
+    `spun` is how long ranks communicated together, transfer or not; `apart`: on several nodes;
+    `exact` is what NCCL itself told of the GPU's collectives.
     """
     rdma = (way.transport == "ib") | (way.transport == "roce")
     # On one node, bytes over TCP are of something else: data, metrics.
@@ -29,8 +39,14 @@ def columns(way: Fabric, gpu: Gpu, spun: Floats, moved: Floats, *, apart: bool) 
     why = np.full(len(moved), None, dtype=object)
     why[bounced] = way.direct_why
     counted, direct = way.unready is not None, way.direct_why is not None
+    plain = moved * ~(detour | degraded | congested | unready | bounced)
+    small = np.full(len(moved), np.nan)
+    if exact.small_ratio is not None:
+        small = plain * exact.small_ratio
     return {
-        "coll_transfer_s": moved * ~(detour | degraded | congested | unready | bounced),
+        "coll_transfer_s": plain - np.nan_to_num(small),
+        "coll_small_s": small,
+        "coll_line_ratio": _of_line(way, moved, exact),
         "coll_detour_s": np.where(way.known, moved * detour, np.nan),
         "coll_degraded_s": np.where(way.known, moved * degraded, np.nan),
         "coll_congested_s": np.where(way.known, moved * congested, np.nan),
@@ -40,6 +56,19 @@ def columns(way: Fabric, gpu: Gpu, spun: Floats, moved: Floats, *, apart: bool) 
         "coll_transport": way.transport,
         "rdma_ports": np.full(len(moved), float(way.rdma_ports)),
     }
+
+
+def _of_line(way: Fabric, moved: Floats, exact: Exact) -> Floats:
+    """Return the bandwidth while data moved, of the line rate; NaN where either is unknown.
+
+    NCCL's own bus bandwidth is of its large collectives; without it, bytes of links over the time
+    that all ranks spent moving, which is a lower bound: they are counted over a second or two.
+    """
+    if exact.bus_bytes_per_s is not None:
+        told = exact.bus_bytes_per_s / way.line_bytes_per_s
+    else:
+        told = LINE_RATIO * way.most_s / np.where(moved > 0, moved, np.nan)
+    return np.asarray(np.minimum(told, 1.0))
 
 
 def _held_up(way: Fabric, gpu: Gpu, spun: Floats) -> bool:

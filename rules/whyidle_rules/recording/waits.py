@@ -21,6 +21,7 @@ from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
 from whyidle_rules.recording import fabric, transfer
 from whyidle_rules.recording.columns import Columns
+from whyidle_rules.recording.inspector import NOTHING, Exact
 from whyidle_rules.recording.jobs import SLOW, Cause, Job, Waits
 from whyidle_rules.recording.series import Array, Floats, Truths, numbered, runs
 from whyidle_rules.recording.windows import Gpu
@@ -46,10 +47,12 @@ def tell(
     at: Ints,
     gpus: Sequence[Gpu],
     columns: Columns,
+    exact: Exact = NOTHING,
 ) -> None:
     """Fill coll_wait_s, coll_transfer_s and what goes with them in the evidence of a job's member.
 
-    `at` is the bin of each window; of those in which some rank is unknown, nothing is told.
+    `at` is the bin of each window; of those in which some rank is unknown, nothing is told. `exact`
+    is what NCCL itself told of the GPU's collectives.
     """
     gpu = gpus[job.members[row]].at(job.own[row])
     apart = len({gpus[number].machine for number in job.members}) > 1
@@ -67,23 +70,30 @@ def tell(
     late = np.array([*job.ranks, np.nan])[job.late[at]]
     gone = np.where(stuck, own, np.where(job.gone[at], wait, wait * 0.0))
     kept = np.where(job.gone[at], wait * 0.0, wait)
-    host = columns["host_coll_s"]
-    host_wait = host * job.wait[row][at]
-    waited = kept + gone + np.nan_to_num(host_wait)
+    waited = kept + gone + np.nan_to_num(columns["host_coll_s"] * job.wait[row][at])
     told: dict[str, Array] = {
         "coll_s": own - rest,
         "comm_s": rest,
         "coll_wait_s": kept,
         "coll_gone_s": gone,
-        **transfer.columns(way, gpu, together, moved, apart=apart),
+        **transfer.columns(way, gpu, together, moved, apart=apart, exact=exact),
         "late_rank": np.where(waited > 0, late, np.nan),
-        "host_coll_wait_s": np.where(job.gone[at], 0.0 * host_wait, host_wait),
-        "host_coll_gone_s": np.where(job.gone[at], host_wait, 0.0 * host_wait),
-        "host_coll_transfer_s": host - host_wait,
+        **_on_host(job, row, at, columns["host_coll_s"]),
     }
     known = ~np.isnan(wait)
     for name, values in told.items():
         columns[name] = values if known.all() else np.where(known, values, columns[name])
+
+
+def _on_host(job: Job, row: int, at: Ints, host: Floats) -> dict[str, Array]:
+    """Split what the launching thread waited for others in collectives, as the GPU's own time."""
+    waited = host * job.wait[row][at]
+    gone = job.gone[at]
+    return {
+        "host_coll_wait_s": np.where(gone, 0.0 * waited, waited),
+        "host_coll_gone_s": np.where(gone, waited, 0.0 * waited),
+        "host_coll_transfer_s": host - waited,
+    }
 
 
 def _stuck(way: fabric.Fabric, own: Floats, gpu: Gpu) -> Truths:
