@@ -4,8 +4,8 @@
     PYTHONPATH=tests python -m bench.bench_sampler --minutes 30    the soak: memory, every tick
 
 8 stand-in GPUs, 8 ports, 16 disks, 72 real processes. CPU is each process's own clock, in ratio of
-one core. The bytes per value only mean something once segments are large: look at the soak. Exits
-with 1 if a goal was missed.
+one core: at a steady pace, and beside it with what starting cost, once. The bytes per value only
+mean something once segments are large: look at the soak. Exits with 1 if a goal was missed.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ class Result:
     wall_s: float
     load_average: float
     cpu_ratio: dict[str, float]
+    start_cpu_s: dict[str, float]
+    cpu_ratio_with_start: dict[str, float]
     rss_bytes: dict[str, int]
     written_bytes_per_day: dict[str, float]
     figures: dict[str, float]
@@ -170,12 +172,18 @@ def measure(folder: Path, seconds: float, *, peer: bool) -> Result:
                 one.look(time.monotonic() - begin)
         wall_s = time.monotonic() - begin
         cpu = {name: one.ratio(wall_s) for name, one in watched.items()}
+        start_s = {name: one.begin_cpu_ns / 1e9 for name, one in watched.items()}
         wrote = {name: one.wrote() / wall_s * DAY_S for name, one in watched.items()}
     recorded = read(recording)
     return Result(
         wall_s=wall_s,
         load_average=os.getloadavg()[1],
         cpu_ratio=cpu,
+        start_cpu_s=start_s,
+        cpu_ratio_with_start={
+            name: (ratio * wall_s + start_s[name]) / (wall_s + WARM_UP_S)
+            for name, ratio in cpu.items()
+        },
         rss_bytes={name: max(size for _, size in one.rss) for name, one in watched.items()},
         written_bytes_per_day=wrote,
         figures=figures(watched, cpu, wrote["sampler"] + wrote["keeper"], recorded),
@@ -218,10 +226,16 @@ def slope(points: list[tuple[float, int]]) -> float:
 def report(result: Result) -> tuple[str, bool]:
     """Return the tables as text, and whether every goal that this run can judge was met."""
     lines = [f"{result.wall_s:.0f} s, load average of the machine {result.load_average:.1f}", ""]
-    lines.append(f"{'process':<18}{'CPU of a core':>14}{'peak RSS':>12}{'written a day':>15}")
+    lines.append(
+        f"{'process':<18}{'CPU of a core':>14}{'with start':>12}{'start':>9}{'peak RSS':>12}"
+        f"{'written a day':>15}"
+    )
     for name, ratio in sorted(result.cpu_ratio.items()):
+        start = f"{result.cpu_ratio_with_start[name]:>12.2%}{result.start_cpu_s[name]:>7.2f} s"
         wrote = f"{result.written_bytes_per_day[name] / 1e9:>12.2f} GB"
-        lines.append(f"{name:<18}{ratio:>14.2%}{result.rss_bytes[name] / 1e6:>9.0f} MB{wrote}")
+        lines.append(
+            f"{name:<18}{ratio:>14.2%}{start}{result.rss_bytes[name] / 1e6:>9.0f} MB{wrote}"
+        )
     lines += ["", f"{'collector':<18}{'runs':>7}{'rows':>9}{'us a run':>10}{'CPU of a core':>15}"]
     for cost in result.recorded.costs:
         each = f"{cost.cpu_ns_per_run / 1000:>10.0f}{cost.cpu_ratio:>15.3%}"
