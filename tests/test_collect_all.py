@@ -140,6 +140,7 @@ def machine(root: Path) -> None:
             f"{base}/{task}/cpu.max": "100000 100000\n",
             f"{base}/{task}/cpu.pressure": psi,
             f"{base}/{task}/memory.current": "4096\n",
+            "sys/bus/pci/devices/0000:1a:00.0/msi_irqs/41": "msix\n",
             "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 1 kB\n",
             "sys/devices/system/node/node0/numastat": "numa_hit 5\n",
         },

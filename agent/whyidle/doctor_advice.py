@@ -50,6 +50,7 @@ ABOUT: Mapping[str, tuple[str, str]] = MappingProxyType(
         "pressure": ("Node", "pressure: stalls for CPU, I/O, memory"),
         "vmstat": ("Node", "page cache, reclaim, swap"),
         "numa": ("Node", "memory of NUMA nodes"),
+        "irq": ("Node", "CPUs that serve interrupts of devices"),
         "clock": ("Node", "clocks and how well they are set"),
     }
 )

@@ -24,6 +24,7 @@ KEPT: Mapping[str, frozenset[str]] = MappingProxyType(
             "agent_self": "part",
             "block_device": "device role head",
             "collector_error": "collector kind",
+            "device_irq": "pci_bus_id kind device cpus",
             "ethtool_pause": "interface priority",
             "ethtool_port": "interface",
             "file_use": "device kind block_device nvme_transport",

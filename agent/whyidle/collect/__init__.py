@@ -20,6 +20,7 @@ from whyidle.collect.gpu_nvlink import GPU_NVLINK
 from whyidle.collect.gpu_process import GPU_PROCESS
 from whyidle.collect.gpu_state import GPU_STATE
 from whyidle.collect.gpu_total import GPU_TOTAL
+from whyidle.collect.irq import IRQ
 from whyidle.collect.lustre import LUSTRE
 from whyidle.collect.mount import MOUNT
 from whyidle.collect.net_link import NET_LINK
@@ -72,6 +73,7 @@ ALL: tuple[Collector, ...] = (
     PCIE_LINK,
     TOPOLOGY,
     GPUDIRECT,
+    IRQ,
     TCP_SOCKET,
     LUSTRE,
     FUSE,

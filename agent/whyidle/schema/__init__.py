@@ -36,7 +36,7 @@ from whyidle.schema.machine import (
     Pressure,
     Vmstat,
 )
-from whyidle.schema.memory import CgroupMemory, NumaNode
+from whyidle.schema.memory import CgroupMemory, DeviceIrq, NumaNode
 from whyidle.schema.probe import (
     Probe,
     ProbeCall,
@@ -78,6 +78,7 @@ TABLES: tuple[type[Row], ...] = (
     ClockReading,
     CollectorError,
     Cpu,
+    DeviceIrq,
     EthtoolPause,
     EthtoolPort,
     FileUse,
@@ -144,6 +145,7 @@ __all__ = [
     "ClockReading",
     "CollectorError",
     "Cpu",
+    "DeviceIrq",
     "EthtoolPause",
     "EthtoolPort",
     "FileUse",

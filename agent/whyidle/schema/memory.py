@@ -1,4 +1,4 @@
-"""Tables of memory: the limits and troubles of cgroups, and the node's NUMA nodes."""
+"""Tables of memory and interrupts: cgroups, the node's NUMA nodes, who serves which device."""
 
 from __future__ import annotations
 
@@ -58,3 +58,23 @@ class NumaNode:
     )
     local_pages: int | None = counter("Allocated by a CPU of the node (local_node).", unit="pages")
     other_pages: int | None = counter("Allocated by a CPU of another (other_node).", unit="pages")
+
+
+@table
+class DeviceIrq:
+    """Interrupts of a GPU, NIC or NVMe drive, and the CPUs that serve them; every ten minutes."""
+
+    TABLE: ClassVar[str] = "device_irq"
+
+    mono_ns: int = key("When it was read.", unit="ns")
+    pci_bus_id: str = key("PCI address, such as 0000:1a:00.0.")
+    kind: str = label("gpu, nic or nvme.")
+    device: str | None = label("Name of the device; NULL for GPUs.")
+    irqs: int | None = gauge("Interrupt vectors that its driver has.")
+    interrupts: int | None = counter("Interrupts of all of them since boot.")
+    cpus: str | None = label("CPUs that serve them, as a list such as 0-3,8.")
+    cpus_count: int | None = gauge("How many CPUs that are.")
+    numa_node: int | None = label("NUMA node of the device.")
+    away_irqs: int | None = gauge(
+        "Vectors that a CPU of another NUMA node serves; NULL where that is not known."
+    )
