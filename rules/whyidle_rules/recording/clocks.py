@@ -69,6 +69,8 @@ def _lower(clock: Floats) -> Floats:
     """
     held = _held(clock)
     out = np.zeros(clock.shape)
+    if np.isnan(held).all():
+        return out
     for row in range(len(clock)):
         with warnings.catch_warnings():
             # Bins in which no other one is known are all NaN.
