@@ -81,7 +81,9 @@ def _truth(
             told = account(scenario, one, name, edges, owns[gpu])
             accounts.append({**told, "rank": gpu, "uuid": ran.uuids[gpu]})
     waited = None
-    if scenario.setup.ranks > 1 and scenario.window == "training":
+    # Who waits in gloo waits on the host: the GPU's timeline does not tell for whom.
+    on_gpu = scenario.setup.style != "gloo"
+    if scenario.setup.ranks > 1 and scenario.window == "training" and on_gpu:
         scored = [(one["begin_ns"], one["end_ns"]) for one in accounts]
         waited = rank_truth.roots(scenario, ran.runs, owns, scored)
     return {

@@ -18,7 +18,7 @@ import yaml
 FOLDER = Path(__file__).parent
 Place = Literal["cached", "device", "fuse"]
 Sync = Literal["step", "lag", "free"]
-Style = Literal["ddp", "overlapped", "fsdp", "pipeline"]
+Style = Literal["ddp", "overlapped", "fsdp", "pipeline", "gloo"]
 Schedule = Literal["gpipe", "1f1b"]
 Hang = Literal["stuck", "ended"]
 Loader = Literal["torch", "threads"]
