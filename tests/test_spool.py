@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from recording_kit import make_row
 from whyidle.clock import NS_PER_S, VirtualClock
-from whyidle.schema import TABLES, VERSION, Cpu, GpuProcess, NetLink, Process
+from whyidle.schema import TABLES, VERSION, Cpu, GpuActivity, GpuProcess, NetLink, Process
 from whyidle.spool import BLOCK_MARK, FRAME, HEADER_MARK, Encoder, Rows, SpoolWriter, frame
 from whyidle.spool_read import (
     NewerSchemaError,
@@ -72,11 +72,18 @@ def test_any_rows_come_back_as_they_were(data: st.DataObject) -> None:
     drawn = data.draw(st.lists(st.fixed_dictionaries(columns), min_size=1, max_size=12))
     piece = piece_of([row_type(**values) for values in drawn])
     for column in spec.columns:
+        is_rounded = column.unit == "ratio" and not column.rounded
         want = [
-            round(value, 6) if column.unit == "ratio" and value is not None else value
+            round(value, 6) if is_rounded and value is not None else value
             for value in (row[column.name] for row in drawn)
         ]
         assert values(piece, spec.name, column.name) == want
+
+
+def test_numbers_whose_sum_is_too_large_come_back() -> None:
+    huge = [1.7e308, 1.7e308, 0.5]
+    rows = [make_row(GpuActivity, gr_active_ratio=value) for value in huge]
+    assert values(piece_of(rows), "gpu_activity", "gr_active_ratio") == huge
 
 
 def test_a_piece_comes_back_with_its_identity(tmp_path: Path) -> None:

@@ -190,7 +190,8 @@ def _booleans(values: tuple[Any, ...]) -> bytes:
 
 
 def _numbers(values: tuple[Any, ...]) -> bytes:
-    if not math.isfinite(sum(values)):  # one of them is not; or so large that each is looked at
+    # The sum is finite if all of them are, unless they are huge: then each is looked at.
+    if not math.isfinite(sum(values)) and not all(map(math.isfinite, values)):
         raise ValueError
     return array("d", values).tobytes()
 
