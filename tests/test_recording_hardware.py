@@ -129,6 +129,14 @@ def test_the_time_of_a_gpu_that_never_comes_back_belongs_to_the_run() -> None:
     assert "hardware" in found.headline.lower()
 
 
+def test_nobody_asks_which_process_left_a_lost_gpu_empty() -> None:
+    codes = answers([0] * 5 + [15] * 16)
+    con = connect([*clocks(0, SECONDS), gpu(), *windows([1.0] * 40), *codes])
+    found = diagnose(con, ["x"], load_rules(), spans(con, None, None))
+    assert found.totals.idle_s == pytest.approx(15)
+    assert not any("which process" in unseen.what for unseen in found.not_seen)
+
+
 @pytest.mark.parametrize(
     "codes",
     [[0] * 21, [0] * 5 + [15] + [0] * 15, [0] * 5 + [999] * 16, []],
