@@ -10,7 +10,7 @@ import os
 import sys
 import weakref
 import zlib
-from threading import get_ident
+from threading import get_ident, main_thread
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 from weakref import ref
@@ -41,6 +41,7 @@ class Collectives:
         "_blocks",
         "_by_group",
         "_delay_fd",
+        "_main_thread",
         "_pending",
         "_recorder",
         "_waited_ns",
@@ -57,6 +58,7 @@ class Collectives:
         self._by_group: dict[int, tuple[Any, GroupBlock]] = {}
         self._blocks: list[GroupBlock] = []
         self._pending: dict[int, Call] = {}
+        self._main_thread = main_thread().ident
         self._waited_ns = 0  # of the main thread, for all groups
         # DDP modules whose gradients are reduced inside of backward(), on CPUs.
         self.modules: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -107,7 +109,7 @@ class Collectives:
         found = self._pending.pop(id(work), None)
         if found is None or found[0]() is not work:
             return None
-        if get_ident() == self._recorder.main_thread:
+        if get_ident() == self._main_thread:
             found[1].slots[_WAITING] = began_ns
         return found
 
@@ -115,7 +117,12 @@ class Collectives:
         """Say that it has ended, well or not."""
         now = monotonic_ns()
         _, block, operation, number, called_ns, before, size = call
-        self._ended(block, operation, number, called_ns, before + now - began_ns, size, now)
+        waited = before + now - began_ns
+        if get_ident() == self._main_thread:
+            block.waited(operation, waited)
+            self._waited_ns += waited
+        if waited >= WAIT_RECORD_NS or not number & block.mask:
+            self._record(block, operation, number, called_ns, waited, size, now)
 
     def _ended(
         self,
@@ -127,23 +134,33 @@ class Collectives:
         size: int,
         now: int,
     ) -> None:
-        main = get_ident() == self._recorder.main_thread
-        if main:
+        """Count what has been waited for in the call itself."""
+        if get_ident() == self._main_thread:
             block.waited(operation, waited)
             self._waited_ns += waited
-        if (waited >= WAIT_RECORD_NS or not number & block.mask) and block.records(
-            number, now, waited
-        ):
-            page = self._recorder.page
-            if page is not None:
-                kind = operation | block.serial << 8 | (0 if main else at.CALL_BACKGROUND)
-                page.record_call(kind, called_ns, now, number, waited, int(size))
+        self._record(block, operation, number, called_ns, waited, size, now)
+
+    def _record(
+        self,
+        block: GroupBlock,
+        operation: int,
+        number: int,
+        called_ns: int,
+        waited: int,
+        size: int,
+        now: int,
+    ) -> None:
+        page = self._recorder.page
+        if page is not None and block.records(number, now, waited):
+            main = get_ident() == self._main_thread
+            kind = operation | block.serial << 8 | (0 if main else at.CALL_BACKGROUND)
+            page.record_call(kind, called_ns, now, number, waited, int(size))
 
     # --- gradients ------------------------------------------------------------------------------
 
     def backward_begins(self) -> tuple[int, int, int] | None:
         """Return times at the begin of a backward pass of the main thread, None if none reduces."""
-        if get_ident() != self._recorder.main_thread:
+        if get_ident() != self._main_thread:
             return None
         if not any(module.require_backward_grad_sync for module in self.modules):
             return None
