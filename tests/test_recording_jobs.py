@@ -145,6 +145,42 @@ def test_two_jobs_of_one_size_are_two(
     assert not [item for item in found.not_seen if "several GPUs" in item.why]
 
 
+def started_by(parent: int, rows: Sequence[Row], *, apart: int = 0) -> list[Row]:
+    """Return ranks that one process started, their pids and GPUs `apart` from what they were."""
+    made: list[Row] = []
+    for row in rows:
+        names = {part.name for part in fields(row)}  # type: ignore[arg-type]
+        more: dict[str, Any] = {}
+        if "parent_pid" in names:
+            more["parent_pid"] = parent
+        for name in ("pid", "gpu", "index"):
+            if name in names and getattr(row, name) is not None:
+                more[name] = getattr(row, name) + apart
+        if apart and "uuid" in names:
+            more["uuid"] = f"{row.uuid}-{apart}"  # type: ignore[attr-defined]
+        made.append(replace(row, **more))  # type: ignore[type-var]
+    return made
+
+
+def test_two_jobs_without_names_on_one_node_are_told_by_who_started_them(
+    rules: Sequence[Rule],
+) -> None:
+    one = started_by(900, [*early(key=None), *late(key=None)])
+    other = started_by(901, [*early(1, key=None), *late(0, key=None)], apart=2)
+    found = diagnosed({HERE: [*clocks(0, SECONDS), *one, *other]}, rules)
+    waited = sorted((gpu.uuid or "", sorted(gpu.waited_for)) for gpu in found.gpus)
+    assert waited == [
+        ("GPU-0", ["1"]),
+        ("GPU-0-2", []),
+        ("GPU-1", []),
+        ("GPU-1-2", ["0"]),
+    ]
+    # Started by one process, nobody can say whose rank 0 and 1 they are.
+    other = started_by(900, [*early(1, key=None), *late(0, key=None)], apart=2)
+    found = diagnosed({HERE: [*clocks(0, SECONDS), *one, *other]}, rules)
+    assert not any(gpu.waited_for for gpu in found.gpus)
+
+
 def test_halves_of_two_jobs_make_no_job(rules: Sequence[Rule]) -> None:
     rows = nodes(early(job="17", key=1), late(job="18", key=2))
     found = diagnosed(rows, rules)

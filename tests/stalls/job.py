@@ -128,8 +128,10 @@ def _words(
         first += job.ranks
     if first == 1:
         return tuple(jobs[0]["ranks"][0])
-    (work / "plan.json").write_text(json.dumps({"jobs": jobs}), encoding="utf-8")
-    return (sys.executable, "-m", "stalls.launch", str(work / "plan.json"))
+    plans = [work / f"plan-{number}.json" for number in range(len(jobs))]
+    for path, told_job in zip(plans, jobs, strict=True):
+        path.write_text(json.dumps(told_job), encoding="utf-8")
+    return (sys.executable, "-m", "stalls.launch", *map(str, plans))
 
 
 def _run(

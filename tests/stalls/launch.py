@@ -1,6 +1,6 @@
-"""Starts the ranks of jobs, as torchrun does, and stops or ends one if so told.
+"""Starts the ranks of a job, as torchrun does, and stops or ends one if so told.
 
-python -m stalls.launch PLAN.json
+python -m stalls.launch PLAN.json [PLAN.json ...]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,24 +89,36 @@ class Job:
 
 
 def main() -> int:
-    """The first failure of a rank is its job's, and that of a job is everybody's."""
-    plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    """One job; of several plans each has a launcher of its own, as several torchruns would be."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    jobs: list[Job] = []
+    if len(sys.argv) > 2:
+        return _several(sys.argv[1:])
+    job = Job(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     try:
-        for each in plan["jobs"]:  # one by one: those that began are ended if another cannot
-            jobs += [Job(each)]
-        running = list(jobs)
-        while running:
-            told = {job: job.look() for job in running}
-            if False in told.values():
-                return 1
-            running = [job for job in running if told[job] is None]
+        while (well := job.look()) is None:
             time.sleep(POLL_S)
-        return 0
+        return 0 if well else 1
     finally:
-        for job in jobs:
-            job.end()
+        job.end()
+
+
+def _several(plans: Sequence[str]) -> int:
+    """The first failure of a job is everybody's."""
+    launchers: list[subprocess.Popen[bytes]] = []
+    try:
+        for plan in plans:  # one by one: those that began are ended if another cannot
+            words = [sys.executable, "-m", "stalls.launch", plan]
+            launchers += [subprocess.Popen(words)]
+        while any(one.poll() is None for one in launchers):
+            if any(one.returncode for one in launchers):
+                return 1
+            time.sleep(POLL_S)
+        return 1 if any(one.returncode for one in launchers) else 0
+    finally:
+        for one in launchers:
+            if one.poll() is None:
+                one.terminate()
+                one.wait(2 * _END_S)
 
 
 def _pause(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -30,7 +30,8 @@ Who = tuple[str, str, int, int]  # node, boot id, pid, start
 class Run:
     """A GPU as one rank of a job in the windows `own`.
 
-    `label` names the job where something does; `identities` are the processes that were that rank.
+    `label` names the job where something does; `identities` are the processes that were that rank,
+    `parents` (node, boot id, pid) those that started them.
     """
 
     gpu: int
@@ -39,6 +40,7 @@ class Run:
     label: str | None
     own: slice
     identities: frozenset[Who]
+    parents: frozenset[tuple[str, str, int]] = frozenset()
 
 
 def mode(values: Array) -> int | None:
@@ -57,6 +59,7 @@ def runs(number: int, gpu: Gpu, known: Known, columns: Columns) -> list[Run]:
     """Return what ranks a GPU was, in order; windows between two of them are the earlier one's."""
     size = len(gpu.t0)
     pieces: list[tuple[int, str | None, frozenset[Who]]] = []
+    parents: dict[Who, int] = {}
     for part, proc in stints(gpu, known):
         told = known.told.get(proc.identity)
         key = told.info.get("world_key") if told else None
@@ -64,12 +67,15 @@ def runs(number: int, gpu: Gpu, known: Known, columns: Columns) -> list[Run]:
         label = f"key {int(key)}" if key is not None else None
         if label is None and job and not _POD_UID.fullmatch(str(job)):
             label = f"job {job}"
-        pieces.append((part.start, label, frozenset([(*gpu.machine, *proc.identity)])))
+        who = (*gpu.machine, *proc.identity)
+        if proc.parent_pid is not None:
+            parents[who] = proc.parent_pid
+        pieces.append((part.start, label, frozenset([who])))
     if not pieces:
         pieces = [(0, None, frozenset())]
     edges = [0, *(start for start, _, _ in pieces[1:]), size]
     found: list[Run] = []
-    for place, (_, label, who) in enumerate(pieces):
+    for place, (_, label, those) in enumerate(pieces):
         own = slice(edges[place], edges[place + 1])
         seen = any(
             name in columns and not np.isnan(columns[name][own]).all()
@@ -86,7 +92,8 @@ def runs(number: int, gpu: Gpu, known: Known, columns: Columns) -> list[Run]:
             world=world,
             label=label,
             own=own,
-            identities=who,
+            identities=those,
+            parents=frozenset((*gpu.machine, parents[one]) for one in those if one in parents),
         )
         if found and _same(found[-1], run):
             run = _joined(found.pop(), run)
@@ -108,6 +115,7 @@ def _joined(before: Run, after: Run) -> Run:
         label=before.label,
         own=slice(before.own.start, after.own.stop),
         identities=before.identities | after.identities,
+        parents=before.parents | after.parents,
     )
 
 
@@ -142,7 +150,7 @@ def _jobs_of(
         if len(ranks) == world:
             return [ordered], None
         return [], missing(world, ranks)
-    for parted in (_by_machine(ordered, gpus), _by_attempt(ordered)):
+    for parted in (_by_machine(ordered, gpus), _by_launcher(ordered), _by_attempt(ordered)):
         if parted and all(
             sorted(run.rank for run in members) == list(range(world)) for members in parted
         ):
@@ -155,6 +163,16 @@ def _by_machine(own: Sequence[Run], gpus: Sequence[Gpu]) -> list[list[Run]]:
     parted: Mapping[tuple[str, str], list[Run]] = defaultdict(list)
     for run in own:
         parted[gpus[run.gpu].machine].append(run)
+    return list(parted.values())
+
+
+def _by_launcher(own: Sequence[Run]) -> list[list[Run]]:
+    """Return the ranks that one process started, as torchrun does, where all have one such."""
+    parted: Mapping[frozenset[tuple[str, str, int]], list[Run]] = defaultdict(list)
+    for run in own:
+        if len(run.parents) != 1:
+            return []
+        parted[run.parents].append(run)
     return list(parted.values())
 
 
