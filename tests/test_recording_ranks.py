@@ -243,6 +243,30 @@ def test_ranks_that_poll_for_long_without_a_byte_hang() -> None:
     assert moved is not None and moved < 2.5
 
 
+@pytest.mark.parametrize(
+    ("pause_s", "after_s", "hangs"), [(14, 0, True), (6, 0, False), (14, 4, False)]
+)
+def test_a_rank_that_stands_still_until_the_end_never_came(
+    pause_s: int, after_s: int, hangs: bool, rules: Sequence[Rule]
+) -> None:
+    """One that goes on, or stood still for seconds only, made a pause of which nothing is known."""
+    before = SECONDS - pause_s - after_s
+    computes, polls, empty = [COMPUTES] * 8, [POLLS] * 8, [EMPTY] * 8
+    waiting = rank_rows(0, *[computes] * before, *[polls] * pause_s, *[computes] * after_s)
+    still = rank_rows(1, *[computes] * before, *[empty] * pause_s, *[computes] * after_s)
+    found = diagnosed(job(waiting, still), rules)
+    roots: dict[tuple[str, str], float] = {}
+    for row in found.ledger:
+        if row.subcause == "late_rank":
+            assert row.root.rank == 1
+            name = (row.root.cause, row.root.subcause)
+            roots[name] = roots.get(name, 0.0) + row.idle_s
+    whole = sum(roots.values())
+    assert whole > 0.8 * pause_s
+    hung = roots.get(("collective", "hang"), 0.0)
+    assert hung > 0.9 * whole if hangs else hung == 0, roots
+
+
 def test_with_a_rank_missing_waiting_and_transfer_are_not_told_apart(
     rules: Sequence[Rule],
 ) -> None:

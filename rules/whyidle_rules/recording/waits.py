@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import duckdb
 import numpy as np
 
+from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
 from whyidle_rules.ledger import UNATTRIBUTED
 from whyidle_rules.recording import fabric, transfer
 from whyidle_rules.recording.columns import Columns
 from whyidle_rules.recording.inspector import NOTHING, Exact
-from whyidle_rules.recording.jobs import SLOW, Cause, Job, Waits
+from whyidle_rules.recording.jobs import BIN_NS, SLOW, Cause, Job, Waits
 from whyidle_rules.recording.series import Array, Floats, Truths, numbered, runs
 from whyidle_rules.recording.windows import Gpu
 
@@ -38,6 +39,7 @@ _NOT, _USUAL, _BY_ALL, _BY_EMPTY = range(4)
 # Collectives move bytes, in steps of seconds at most; after so long without any they hang.
 STUCK_S = 10.0
 STUCK_RATIO = 0.9
+HANG: Cause = ("collective", "hang")
 
 
 def tell(
@@ -125,7 +127,39 @@ def roots(job: Job) -> dict[int, dict[tuple[int, str, str], float]]:
         sums = {cause: lately(values, bins) for cause, values in job.causes.items()}
         for row, each in enumerate(waiting):
             _look_back(each, row, bins, sums)
-    return {number: _weights(job, each) for number, each in zip(job.members, waiting, strict=True)}
+    never = _never_came(job)
+    return {
+        number: _weights(job, each, never)
+        for number, each in zip(job.members, waiting, strict=True)
+    }
+
+
+def _never_came(job: Job) -> Truths:
+    """Return in which bins ranks waited for a member that stood still, and until the end.
+
+    It did nothing that anybody can name, for as long as it takes to call that a hang, and nobody
+    computed any more. Only the end of a recording tells that from a long pause.
+    """
+    found = np.zeros(job.spin.shape[1], dtype=bool)
+    waited = (np.nan_to_num(job.wait) * job.spin).max(axis=0)
+    places = np.flatnonzero((waited > 0) & (job.late >= 0))
+    if not len(places):
+        return found
+    last = int(places[-1])
+    late = int(job.late[last])
+    unknown = [values[late] for cause, values in job.causes.items() if cause[0] == UNATTRIBUTED]
+    still = np.add.reduce([np.zeros(len(found)), *unknown]) >= STUCK_RATIO * job.covered[late]
+    still &= job.late == late
+    # The job is ended in the middle of its last bin.
+    first = last
+    while first > 0 and still[first - 1]:
+        first -= 1
+    # A little of what polls counts as working: how full the chip is tells only so much.
+    worked, covered = (each[:, first + 1 :].sum(axis=1) for each in (job.working, job.covered))
+    nobody = bool((worked <= (1 - STUCK_RATIO) * covered).all())
+    if nobody and (last - first) * BIN_NS >= STUCK_S * NS_PER_S:
+        found[first : last + 1] = True
+    return found
 
 
 @dataclass(slots=True)
@@ -172,9 +206,10 @@ def _look_back(each: _Waiting, row: int, bins: int, sums: Mapping[Cause, Floats]
     each.told = np.maximum(told, each.told)
 
 
-def _weights(job: Job, each: _Waiting) -> dict[tuple[int, str, str], float]:
+def _weights(job: Job, each: _Waiting, never: Truths) -> dict[tuple[int, str, str], float]:
     weights: dict[tuple[int, str, str], float] = defaultdict(float)
-    waited = each.waited[each.places]
+    missed = never[each.places]
+    waited = np.where(missed, 0.0, each.waited[each.places])
     excess = each.excess.values()
     whole = np.add.reduce(list(excess)) if excess else np.zeros(len(each.places))
     parts = {
@@ -182,6 +217,7 @@ def _weights(job: Job, each: _Waiting) -> dict[tuple[int, str, str], float]:
         for cause, values in each.excess.items()
     }
     parts[UNATTRIBUTED, "unexplained"] = waited * (whole <= 0)
+    parts[HANG] = np.where(missed, each.waited[each.places], 0.0)
     for (cause, subcause), seconds in parts.items():
         for late in np.unique(each.late[seconds > 0]):
             who = job.members[int(late)]
