@@ -39,9 +39,11 @@ def test_a_rank_on_a_throttled_disk_is_named_with_its_node_its_mount_and_the_ret
     assert "(storage)" in sentence
     with Recording([FOLDER / name / "recording"]) as recording:
         mounts = recording.con.execute(
-            "SELECT DISTINCT path FROM file_use WHERE path IS NOT NULL"
+            "SELECT DISTINCT mount_point FROM mount WHERE kind = 'block' AND node = ?",
+            [node_of(name, 1)],
         ).fetchall()
-    assert any(mount in sentence for (mount,) in mounts), (sentence, mounts)
+    told = sentence.split("a local disk, ")[1].split(" (storage)")[0]
+    assert (told,) in mounts, (sentence, mounts)
     # At most: what ranks 0 and 2 waited for it, and what its own GPU stood empty.
     (first,) = [row for row in found.root_causes if (row.cause, row.rank) == ("storage", 1)]
     words = sentence.split("fixing it returns at most ")[1]

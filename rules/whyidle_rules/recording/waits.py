@@ -196,10 +196,12 @@ def _look_back(each: _Waiting, row: int, bins: int, sums: Mapping[Cause, Floats]
     }
     none = np.zeros(len(each.places))
     empty = np.add.reduce([none, *(values for cause, values in here.items() if cause != SLOW)])
-    waits = LEVEL_RATIO * lately(each.waited[None, :], bins)[0][each.places]
+    waits = lately(each.waited[None, :], bins)[0][each.places]
+    if SLOW in here:  # what is made up for already was not waited for since it computed more
+        here[SLOW] = np.minimum(here[SLOW], np.maximum(0.0, waits - empty))
     told = np.full(len(each.places), _USUAL if bins == USUAL_BINS else _NOT)
-    told[empty + here.get(SLOW, none) >= waits] = _BY_ALL
-    told[empty >= waits] = _BY_EMPTY
+    told[empty + here.get(SLOW, none) >= LEVEL_RATIO * waits] = _BY_ALL
+    told[empty >= LEVEL_RATIO * waits] = _BY_EMPTY
     better = told > each.told
     for cause, values in here.items():
         each.excess[cause] = np.where(better, values, each.excess.get(cause, none))
