@@ -67,7 +67,7 @@ from whyidle.schema.storage import (
 )
 from whyidle.table import Row
 
-VERSION = 1
+VERSION = 2
 
 # Sorted by name, so that a forgotten or doubled table shows.
 TABLES: tuple[type[Row], ...] = (
