@@ -232,3 +232,17 @@ def test_where_a_thread_sleeps_is_unknown_without_wait_channels() -> None:
     running = process(12, [(10, Act(run=1.0, state="R"))])  # had no occasion to tell
     assert only(around(5, running).in_poll) == pytest.approx(0)
     assert np.isnan(only(around(5, known, unknown).in_poll))
+
+
+def test_where_a_thread_waits_is_told_by_readings_of_a_wider_time_too() -> None:
+    lock, other = "futex_do_wait", "do_nanosleep"
+    rows = process(
+        10,
+        [
+            (12, Act(run=0.1, state="S", channel=lock)),
+            (12, Act(run=0.1, state="S", channel=other)),
+        ],
+    )
+    found = while_empty(0, 24, 18, rows)
+    assert only(found.in_lock) == pytest.approx(0)
+    assert only(found.waits_wide) == pytest.approx(0.9 * 9 / 22, abs=0.05)

@@ -122,7 +122,7 @@ def inferred_wait(gpu: Gpu, rows: slice, main: Shares, loader: Loader) -> Floats
     empty = length * (1.0 - gpu.busy[rows])
     busy = loader.did.run + loader.did.ready + loader.did.io
     # For its own threads it waits in a lock or at a pipe; anywhere else it does not wait for them.
-    waits = np.where(loader.own, np.nan_to_num(main.in_lock + main.in_poll), main.asleep)
+    waits = np.where(loader.own, np.nan_to_num(main.waits_wide), main.asleep)
     sure = np.minimum(empty, length * waits) * _ramp(busy, SATURATED_RATIOS)
     off = np.maximum(main.asleep, 1e-9)
     polls = np.nan_to_num(_ramp(main.in_poll / off, POLLING_RATIOS))

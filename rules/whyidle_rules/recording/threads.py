@@ -40,8 +40,9 @@ class Shares:
 
     Parts of the time asleep: `in_socket` waits for the network, `in_poll` for any of some
     descriptors, `in_lock` for another thread; NaN where the kernel does not tell what for.
-    `run_when_empty` is the share of readings that found it on a CPU, of those while the GPU was
-    empty; NaN with too few of them.
+    `waits_wide` is of both of the latter, by readings of a wider time: one a second can meet the
+    same part of each step for long. `run_when_empty` is the share of readings that found it on a
+    CPU, of those while the GPU was empty; NaN with too few of them.
     """
 
     count: Floats
@@ -52,6 +53,7 @@ class Shares:
     in_socket: Floats
     in_poll: Floats
     in_lock: Floats
+    waits_wide: Floats
     run_when_empty: Floats
     covered_ns: Floats
 
@@ -123,8 +125,10 @@ def shares_of(
     counted = np.where(blkio_known, np.minimum(blkio / whole, off), np.nan)
     looks = _Looks(times, draws["waits"], draws["io"], centres, emptiness)
     parts = {name: np.asarray(off * looks.share(draws[name])) for name in _STATES}
+    either = [poll + lock for poll, lock in zip(draws["in_poll"], draws["in_lock"], strict=True)]
+    parts["waits_wide"] = np.asarray(off * looks.wide_share(either))
     if blind:
-        parts.update({name: np.full(size, np.nan) for name in _CHANNELS})
+        parts.update({name: np.full(size, np.nan) for name in (*_CHANNELS, "waits_wide")})
     return Shares(
         count=count,
         run=run_share,
@@ -167,8 +171,7 @@ class _Looks:
         self._near = self._reach(centres, STATES_HALF_NS)
         self._off = np.maximum(self._joined(waits), self._joined(io))
         self._weight = emptiness(when) if emptiness is not None and len(when) else None
-        if self._weight is not None:
-            self._wide = self._reach(centres, WIDE_HALF_NS)
+        self._wide = self._reach(centres, WIDE_HALF_NS)
         # Threads that were found on a CPU every time were not in I/O either.
         self._enough = (self._near[1] - self._near[0]) >= STATES_LEAST
 
@@ -180,6 +183,15 @@ class _Looks:
         share = _summed(values, self._near) / np.maximum(_summed(self._off, self._near), 1.0)
         if self._weight is not None:
             share = self._while_empty(values, self._off, share)
+        return np.asarray(np.where(self._enough, share, np.nan))
+
+    def wide_share(self, found: Sequence[Floats]) -> Floats:
+        """Return the share of one kind of reading in a wider time, of those off the CPU."""
+        if self._none:
+            return np.full(self._size, np.nan)
+        of = self._off if self._weight is None else self._off * self._weight
+        values = self._joined(found) * (1.0 if self._weight is None else self._weight)
+        share = _summed(values, self._wide) / np.maximum(_summed(of, self._wide), 1e-9)
         return np.asarray(np.where(self._enough, share, np.nan))
 
     def running(self, found: Sequence[Floats]) -> Floats:
