@@ -56,6 +56,7 @@ def look(con: duckdb.DuckDBPyConnection, rules: Sequence[Rule]) -> None:
             assert str(error).count("\n") == 0
             continue
         found = diagnose(con, ["x"], rules, asked)
+        engine.evaluate(con, rules, spans=asked)
         check(con)
         check_sums(found.to_json())
 
