@@ -112,5 +112,7 @@ def test_live_processes_that_want_one_cpu_press_on_it() -> None:
         host.close()
     assert before.some_ns is not None and after.some_ns is not None
     length = after.mono_ns - before.mono_ns
-    # The kernel adds it up every two seconds or when it is read.
-    assert 0.7 * length < after.some_ns - before.some_ns <= length + NS_PER_S // 10
+    # The kernel adds it up every two seconds or when it is read. Each CPU counts as much as it is
+    # used, so that others that are busy without anybody waiting bring it down.
+    least = 0.7 * length / (os.cpu_count() or 1)
+    assert least < after.some_ns - before.some_ns <= length + NS_PER_S // 10
