@@ -33,7 +33,8 @@ def reads(rows: Sequence[Row], *seconds: float) -> Reads:
     """Return where all processes of these rows read from."""
     with connect(rows) as con:
         around = surroundings.load(con, "n0", BOOT, s(-100), s(1000))
-        procs = list(processes.load(con, "n0", BOOT).procs.values())
+        known = processes.load(con, "n0", BOOT).procs
+        procs = list(processes.read(con, ("n0", BOOT), 0, s(1000), known.values()).values())
     return around.reads(procs, at(*seconds))
 
 
