@@ -137,6 +137,7 @@ for _ in range(30):
     whyidle_probe.step()
 with whyidle_probe.phase("checkpoint_save"):
     time.sleep(0.3)
+time.sleep(3)  # under load the sampler may begin two seconds late
 """
 
 
