@@ -29,6 +29,8 @@ from whyidle_rules.recording.windows import Gpu
 BULK_WRITE_BYTES = 4 << 20
 # Around a window: readings are a second apart, so that growth is told a second too widely.
 WRITES_HALF_NS = NS_PER_S
+# At the rate that counts as growing a bulk is written in eight seconds: none of it is farther away.
+BULK_HALF_NS = 8 * NS_PER_S
 GROWS_BYTES = 1 << 20
 # Of its time, after a bulk write: it waits for that to reach the device.
 BLOCKED_RATIO = 0.2
@@ -358,13 +360,14 @@ def _writing(gpu: Gpu, proc: Proc, rows: slice, main: Shares) -> Floats:
         return np.where(void, np.nan, 0.0)
     near = [each.around((t0 + t1) // 2, WRITES_HALF_NS, 0)[0] for each in written]
     grows = np.maximum(*near) >= GROWS_BYTES
-    firsts, lasts = runs(void)
-    # Readings are a second apart: what was written just before belongs to the stretch.
-    begins, ends = t0[firsts] - NS_PER_S, t1[lasts] + NS_PER_S
-    grown = [each.around((begins + ends) // 2, (ends - begins) // 2, 0)[0] for each in written]
-    for at in np.flatnonzero(np.maximum(*grown) >= BULK_WRITE_BYTES):
-        part = slice(firsts[at], lasts[at] + 1)
-        out[part] = _while_written(grows[part], main.io[part] >= BLOCKED_RATIO)
+    for first, last in zip(*runs(void), strict=True):
+        part = slice(first, last + 1)
+        # Readings are a second apart: what was written just before belongs to the stretch.
+        begins = np.maximum(t0[first] - NS_PER_S, t0[part] - BULK_HALF_NS)
+        ends = np.minimum(t1[last] + NS_PER_S, t1[part] + BULK_HALF_NS)
+        grown = [e.around((begins + ends) // 2, (ends - begins) // 2, 0)[0] for e in written]
+        bulk = grows[part] & (np.maximum(*grown) >= BULK_WRITE_BYTES)
+        out[part] = _while_written(bulk, main.io[part] >= BLOCKED_RATIO)
     return out
 
 

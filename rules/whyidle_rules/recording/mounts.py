@@ -98,6 +98,8 @@ def _supply(gpu: Gpu, columns: Columns) -> None:
     whole = _around(length, centres)
     share = _around(reading, centres) / whole
     rate = np.where(np.isnan(got), np.nan, _around(np.nan_to_num(got), centres) / whole)
+    # Where nobody waited for reads near a window, nothing is said of it, whatever the run holds.
+    rate = np.where(share > 0, rate, np.nan)
     known = share <= _MOST_WAITING_RATIO
     columns["loader_megabytes_per_s"] = rate / _MEGABYTE
     columns["wanted_megabytes_per_s"] = np.where(
