@@ -1,7 +1,7 @@
 """Evaluates rules over a recording: evidence for every GPU window, and who is granted its seconds.
 
 Readings from before and after a range are read too, so that a range cut out of a run says the same
-of its windows as the whole run does, up to `LOOK_NS`.
+of its windows as the whole run does, but for those within `EDGE_NS` of its ends.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from whyidle_rules.rule import Rule
 
 # The widest neighbourhood that evidence is told from.
 LOOK_NS = 15 * NS_PER_S
+# What a mount would give is told from the waits of windows around, and those from their own.
+EDGE_NS = LOOK_NS + mounts.AROUND_NS
 _NEVER = 1 << 61
 # Evidence of so many windows is made at a time, of one GPU at least: eight for an hour.
 BATCH_WINDOWS = 300_000

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from whyidle_rules.recording.known import Known
 
 # A batch is read and used over some steps.
-_AROUND_NS = 5 * NS_PER_S
+AROUND_NS = 5 * NS_PER_S
 # With less of its time left to compute in, what a job would read is anybody's guess.
 _MOST_WAITING_RATIO = 0.95
 # Files are looked at in turn, a second or two apart.
@@ -110,8 +110,8 @@ def _supply(gpu: Gpu, columns: Columns) -> None:
 def _around(values: Floats, centres: Ints) -> Floats:
     """Return the sum of the values of windows whose middle is near each middle."""
     summed = np.concatenate(([0.0], np.cumsum(values)))
-    low = np.searchsorted(centres, centres - _AROUND_NS)
-    high = np.searchsorted(centres, centres + _AROUND_NS, side="right")
+    low = np.searchsorted(centres, centres - AROUND_NS)
+    high = np.searchsorted(centres, centres + AROUND_NS, side="right")
     return np.asarray(summed[high] - summed[low])
 
 
