@@ -112,11 +112,22 @@ def test_a_lost_gpu_has_no_samples_and_is_idle_for_being_lost() -> None:
         *story([1.0] * 40, answers([0] * 5 + [15] * 8 + [16] * 3 + [0] * 5)),
         *windows([1.0] * 32, at=16),
     ]
-    found = total(rows, "lost_s", "empty_s", "working_s", "main_run_s", "no_process_s")
-    assert found[0] == pytest.approx(10)
+    found = total(rows, "lost_s", "empty_s", "working_s", "main_run_s", "no_process_s", "reset_s")
+    assert (found[0] or 0) + (found[5] or 0) == pytest.approx(10)
+    assert found[5] == pytest.approx(3)
     assert found[1] == pytest.approx(10)
     assert found[2] == pytest.approx(9)
     assert (found[3] or 0) + (found[4] or 0) == pytest.approx(0)
+
+
+def test_a_gpu_that_waits_for_a_reset_is_told_from_one_that_is_gone() -> None:
+    """The driver asks for a reset from 7 s on, after an error; nobody gives it one."""
+    rows = story([1.0] * 40, answers([0] * 5 + [15] * 3 + [16] * 13))
+    con = connect(rows)
+    found = diagnose(con, ["x"], load_rules(), spans(con, None, None))
+    told = {row.subcause: row.idle_s for row in found.ledger if row.cause == "hardware"}
+    # From the fifth second to the first answer is the span that ends with it.
+    assert told == {"gpu_lost": pytest.approx(2), "reset": pytest.approx(13)}
 
 
 def test_the_time_of_a_gpu_that_never_comes_back_belongs_to_the_run() -> None:

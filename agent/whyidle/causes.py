@@ -145,7 +145,7 @@ CAUSES: tuple[Cause, ...] = (
         subcauses={
             "gpu_lost": "the GPU was lost",
             "xid": "the driver reported an Xid error",
-            "reset": "the GPU was being reset",
+            "reset": "the GPU had to be reset",
         },
     ),
     Cause(

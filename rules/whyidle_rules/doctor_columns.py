@@ -35,7 +35,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "vmstat": ("loader_thrash_ratio",),
         "xid": ("xid_s", "xid"),
         "gpu_event": ("xid_s", "xid"),
-        "gpu_state": ("pcie_ratio", "pcie_reduced", "pcie_copy_s", "lost_s", *_CLOCKS),
+        "gpu_state": ("pcie_ratio", "pcie_reduced", "pcie_copy_s", "lost_s", "reset_s", *_CLOCKS),
         "gpu_info": ("pcie_ratio", "pcie_reduced", "pcie_copy_s", "sm_clock_max_megahertz"),
         "gds": ("gds_bounced_s",),
         "pcie_gpudirect": ("coll_bounced_s",),

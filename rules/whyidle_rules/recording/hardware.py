@@ -135,15 +135,19 @@ def _xid(gpu: Gpu, errors: Sequence[tuple[int, int | None]], columns: Columns) -
 
 
 def _lost(gpu: Gpu, columns: Columns) -> None:
-    """Give the time in which the GPU was lost to that alone."""
+    """Give the time in which the GPU was lost, or had to be reset, to that alone."""
     gone = np.zeros(len(gpu.t0), dtype=bool)
-    for begin, end in gpu.lost:
-        gone |= (gpu.t0 >= begin) & (gpu.t1 <= end) & (gpu.busy <= 0)
-    columns["lost_s"] = np.where(gone, columns["empty_s"], 0.0)
+    reset = np.zeros(len(gpu.t0), dtype=bool)
+    for lost in gpu.lost:
+        inside = (gpu.t0 >= lost.begin_ns) & (gpu.t1 <= lost.end_ns) & (gpu.busy <= 0)
+        gone |= inside
+        reset |= inside & lost.reset
+    columns["lost_s"] = np.where(gone & ~reset, columns["empty_s"], 0.0)
+    columns["reset_s"] = np.where(reset, columns["empty_s"], 0.0)
     if not gone.any():
         return
     for name in _EMPTY:
-        if name != "lost_s":
+        if name not in ("lost_s", "reset_s"):
             columns[name] = np.where(gone & ~np.isnan(columns[name]), 0.0, columns[name])
 
 

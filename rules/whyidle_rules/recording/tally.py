@@ -132,7 +132,7 @@ class Tally:
         self.unseen.unprobed_s += float(empty[~(probed > 0)].sum())
         nobody = np.nan_to_num(columns["no_process_s"]) != 0
         # What the hardware itself tells of needs no process to explain it.
-        for name in ("lost_s", "xid_s"):
+        for name in ("lost_s", "reset_s", "xid_s"):
             if name in columns:
                 nobody |= np.nan_to_num(columns[name]) > 0
         self.unseen.unknown_s += float(empty[np.isnan(probed) & ~nobody].sum())

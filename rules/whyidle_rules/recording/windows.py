@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import duckdb
 import numpy as np
@@ -16,10 +17,20 @@ STALE_NS = 2 * NS_PER_S
 # Nobody samples less often: what claims to be longer, or lies further from zero, is damage.
 LONGEST_NS = 3600 * NS_PER_S
 LATEST_NS = 1 << 62
-# NVML's answers of a GPU that is gone: lost, and waiting for a reset.
-LOST = (15, 16)
+# NVML's answers of a GPU that is gone: NVML_ERROR_GPU_IS_LOST, and waiting for a reset,
+# NVML_ERROR_RESET_REQUIRED.
+RESET = 16
+LOST = (15, RESET)
 # In one window: less is heartbeats of the links themselves.
 LINKED_BYTES = 1 << 20
+
+
+class Lost(NamedTuple):
+    """A span in which a GPU was gone, and whether the driver asked for a reset in it."""
+
+    begin_ns: int
+    end_ns: int
+    reset: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +41,9 @@ class Gpu:
     direction, both NaN where that was not measured; `linked` says whether bytes went over NVLink at
     all; `kernels_s` is how long its tensor cores and its memory were busy in all;
     `busy_before_ns` is when kernels ran last before these windows, `first_ns` when the recording
-    begins to know of it. `lost` are the spans in which the driver answered that it is lost: they
-    are made windows, since no sample tells of them.
+    begins to know of it. `lost` are the spans in which the driver answered that it is lost, and
+    those in which it answered that it has to be reset: they are made windows, since no sample tells
+    of them.
     """
 
     node: str
@@ -50,7 +62,7 @@ class Gpu:
     kernels_s: tuple[float, float] = (0.0, 0.0)
     busy_before_ns: int | None = None
     first_ns: int | None = None
-    lost: tuple[tuple[int, int], ...] = ()
+    lost: tuple[Lost, ...] = ()
 
     @property
     def length(self) -> Ints:
@@ -243,11 +255,11 @@ def _gpu(rows: Columns, seen: _Seen, info: _Info | None) -> Gpu:
 
 def _lost(
     con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | None
-) -> dict[tuple[str, str, str], tuple[tuple[int, int], ...]]:
+) -> dict[tuple[str, str, str], tuple[Lost, ...]]:
     """Return when each GPU was lost: spans between two such answers of the driver in a row."""
-    found: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
-    for node, boot, uuid, begin, end in con.execute(
-        "SELECT node, boot_id, uuid, before_ns, mono_ns FROM (SELECT *,"
+    found: dict[tuple[str, str, str], list[Lost]] = {}
+    for node, boot, uuid, begin, end, answer in con.execute(
+        "SELECT node, boot_id, uuid, before_ns, mono_ns, nvml_return FROM (SELECT *,"
         "  lag(mono_ns) OVER w AS before_ns, lag(nvml_return) OVER w AS before"
         "  FROM gpu_state WHERE uuid IS NOT NULL AND mono_ns > $since AND mono_ns <= $until"
         "  WINDOW w AS (PARTITION BY node, boot_id, uuid ORDER BY mono_ns))"
@@ -258,13 +270,13 @@ def _lost(
             "until": (1 << 62) if until_ns is None else until_ns,
         },
     ).fetchall():
-        found.setdefault((node, boot, uuid), []).append((int(begin), int(end)))
+        found.setdefault((node, boot, uuid), []).append(Lost(int(begin), int(end), answer == RESET))
     return {key: tuple(spans) for key, spans in found.items()}
 
 
-def _with_lost(gpu: Gpu, lost: tuple[tuple[int, int], ...]) -> Gpu:
+def _with_lost(gpu: Gpu, lost: tuple[Lost, ...]) -> Gpu:
     """Return the GPU with a window more for each span in which it was lost and not sampled."""
-    made = [(begin, end) for begin, end in lost if not ((gpu.t0 < end) & (gpu.t1 > begin)).any()]
+    made = [(begin, end) for begin, end, _ in lost if not ((gpu.t0 < end) & (gpu.t1 > begin)).any()]
     if not made:
         return replace(gpu, lost=lost)
     begins, ends = np.array(made, dtype=np.int64).T
