@@ -191,13 +191,31 @@ def test_shares_are_parts_of_one(groups: list[list[Act]]) -> None:
         assert ((held >= 0) & (held <= 1 + 1e-9)).all()
 
 
-def while_empty(begin: float, end: float, seconds: float, rows: Sequence[Row]) -> Shares:
+def while_empty(
+    begin: float, end: float, seconds: float, rows: Sequence[Row], *, launches: bool = True
+) -> Shares:
     """The same, beside a GPU that was empty from `begin` to `end`."""
 
     def emptiness(times: np.ndarray) -> np.ndarray:
         return np.where((times >= s(begin)) & (times <= s(end)), 1.0, 0.0)
 
-    return shares(procs(*[rows]), np.array([s(seconds)]), emptiness)
+    return shares(procs(*[rows]), np.array([s(seconds)]), emptiness, launches=launches)
+
+
+def test_few_readings_of_a_loader_are_pulled_to_what_alike_ones_of_a_wider_time_say() -> None:
+    """In I/O every even second of twelve: what a wider time says counts as much as four more."""
+    act, idle = Act(run=0.0, state="D"), Act(run=0.0, state="S")
+    rows = process(10, [(1.0, act), (1.0, idle)] * 6)
+    found = while_empty(0, 12, 5, rows, launches=False)
+    assert only(found.io) == pytest.approx((4 + 4 * 6 / 13) / 11)
+
+
+def test_a_loader_is_told_by_what_it_did_while_the_gpu_was_as_empty() -> None:
+    """It slept for ten seconds beside a full GPU, and reads since the GPU is empty."""
+    rows = process(10, [(10.0, Act(run=0.0, state="S")), (10.0, Act(run=0.0, state="D"))])
+    assert only(while_empty(10, 20, 13, rows, launches=False).io) == pytest.approx(1)
+    assert only(while_empty(0, 20, 13, rows, launches=False).io) < 0.9
+    assert only(while_empty(30, 40, 13, rows, launches=False).io) == pytest.approx(1)
 
 
 def test_readings_while_the_gpu_was_empty_tell_what_a_thread_did_then() -> None:

@@ -20,8 +20,22 @@ _PORTS = ("coll_detour_s", "coll_congested_s", "coll_degraded_s", "coll_unready_
 # Columns that are NULL without a source, by the name that `whyidle doctor` has for it.
 COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "gpu_process": ("no_process_s", "startup_s", "shutdown_s", *_MAIN, *_LOADER),
-        "process_ids": ("no_process_s", "startup_s", "shutdown_s", *_MAIN, *_LOADER),
+        "gpu_process": (
+            "no_process_s",
+            "startup_s",
+            "startup_read_s",
+            "shutdown_s",
+            *_MAIN,
+            *_LOADER,
+        ),
+        "process_ids": (
+            "no_process_s",
+            "startup_s",
+            "startup_read_s",
+            "shutdown_s",
+            *_MAIN,
+            *_LOADER,
+        ),
         "process": (*_MAIN, *_LOADER, "loader_asked_bytes", "writing_s"),
         "tcp_socket": ("loader_network_ratio",),
         "hidden_processes": (*_MAIN, *_LOADER),

@@ -252,6 +252,7 @@ _RECORDED: tuple[Column, ...] = (
     _count("rdma_ports", "Active RDMA ports of the node."),
     _share_of_empty("no_process_s", "No process had the GPU."),
     _share_of_empty("startup_s", "A process had started and had run no kernel on the GPU yet."),
+    _share_of_empty("startup_read_s", "Then too, and it was blocked in reads of megabytes."),
     _share_of_empty("shutdown_s", "A process ended, and had run its last kernel on the GPU."),
     _share_of_empty("writing_s", "The launching process was writing to storage, in bulk."),
     _share_of_empty("other_phase_s", "The launching thread was in a phase that it named itself."),

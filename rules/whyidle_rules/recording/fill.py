@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from whyidle.clock import NS_PER_S
+from whyidle_rules.intervals import Ints
 from whyidle_rules.recording import lifecycle, loading, phases, spin
 from whyidle_rules.recording.columns import Columns, Table
 from whyidle_rules.recording.exposure import exposed
@@ -144,7 +145,7 @@ def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -
     centres = (t0 + t1) // 2
     told = known.told.get(proc.identity)
     main = shares([proc], centres, gpu.emptiness)
-    loader = loading.loader_of(known, proc, told, centres)
+    loader = loading.loader_of(known, proc, told, centres, gpu.emptiness)
     if told is not None:
         inside = told.inside(t0, t1)
         covered = told.covers(t0, t1)
@@ -192,6 +193,11 @@ def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -
     certain_rest = covered if told is not None else ~covered
     maybe = _maybe_data(proc, main, loader.own)
     _rest(table, gpu, proc, rows, main, certain_rest, maybe)
+    if told is None:
+        starts = table.columns["startup_s"][rows]
+        reading = starts * np.where(starts > 0, lifecycle.blocked_reading(proc, centres), 0.0)
+        table.put("startup_read_s", rows, reading)
+        table.put("startup_s", rows, starts - np.nan_to_num(reading))
 
 
 def _identity(table: Table, rows: slice, proc: Proc, told: Told | None) -> None:
@@ -309,6 +315,10 @@ def _rest(
     parts["writing_s"] = np.where(writing > 0, bulk, 0.0)
     for name in ("main_run_s", "main_blocked_s", "main_asleep_s", "main_maybe_data_s"):
         parts[name] = np.where(writing > 0, 0.0, parts[name])
+    # Where kernels ran too, only what it was blocked for is sure to have been a write.
+    partly = (writing <= 0) & _writes_alone(proc, (gpu.t0[rows] + gpu.t1[rows]) // 2)
+    parts["writing_s"] = np.where(partly, parts["main_blocked_s"], parts["writing_s"])
+    parts["main_blocked_s"] = np.where(partly, 0.0, parts["main_blocked_s"])
     for name, values in parts.items():
         table.put(name, rows, np.where(unknown, np.nan, values))
 
@@ -369,6 +379,19 @@ def _writing(gpu: Gpu, proc: Proc, rows: slice, main: Shares) -> Floats:
         bulk = grows[part] & (np.maximum(*grown) >= BULK_WRITE_BYTES)
         out[part] = _while_written(bulk, main.io[part] >= BLOCKED_RATIO)
     return out
+
+
+def _writes_alone(proc: Proc, centres: Ints) -> Truths:
+    """Return at which times a process wrote in bulk within a second, and read less than that."""
+    own = proc.rows
+    times = own["mono_ns"].astype(np.int64)
+    near = {
+        name: counter(times, own[name], gap_ns=GAP_NS).around(centres, WRITES_HALF_NS, 0)[0]
+        for name in ("write_bytes", "wchar_bytes", "read_bytes", "rchar_bytes")
+    }
+    wrote = np.fmax(near["write_bytes"], near["wchar_bytes"])
+    read = np.fmax(near["read_bytes"], near["rchar_bytes"])
+    return np.asarray((wrote >= BULK_WRITE_BYTES) & (read < wrote))
 
 
 def _while_written(grows: Truths, blocked: Truths) -> Floats:

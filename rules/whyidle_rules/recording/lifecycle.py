@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from whyidle.clock import NS_PER_S
+from whyidle_rules.intervals import Ints
 from whyidle_rules.recording.known import Known
+from whyidle_rules.recording.processes import Proc
 from whyidle_rules.recording.series import Floats, runs
+from whyidle_rules.recording.threads import HALF_NS
 from whyidle_rules.recording.windows import Gpu
 
 # A window in which kernels ran for less than this is wholly empty: gaps are made of such windows.
@@ -15,6 +18,10 @@ WHOLLY_EMPTY_RATIO = 0.02
 SHUTDOWN_NS = 15 * NS_PER_S
 # A process that began so shortly before the recording had not computed by then: it was importing.
 JUST_BEFORE_NS = 5 * NS_PER_S
+# Read by a process that starts, while it is blocked: a data set that is listed is fewer bytes, and
+# modules that memory holds come without waiting.
+READS_BYTES = 4 << 20
+READS_BYTES_PER_S = 1 << 20
 
 
 def gaps(gpu: Gpu) -> Floats:
@@ -62,3 +69,25 @@ def columns(gpu: Gpu, known: Known, empty: Floats) -> dict[str, Floats]:
         found["startup_s"] = np.where(sure, starts, np.nan)
         found["shutdown_s"] = np.where(ending, empty, 0.0)
     return found
+
+
+def blocked_reading(proc: Proc, centres: Ints) -> Floats:
+    """Return for which share of the time around a process was blocked in bulk reads; NaN: unknown.
+
+    A start lasts seconds and is read once in each, so that a time is told by the readings before
+    and after it.
+    """
+    told = ~np.isnan(proc.rows["io"].astype(np.float64))
+    times = proc.rows["mono_ns"].astype(np.int64)[told]
+    if len(times) < 2:
+        return np.full(len(centres), np.nan)
+    blocked = proc.rows["io"].astype(np.float64)[told]
+    read = [proc.rows[name].astype(np.float64)[told] for name in ("rchar_bytes", "read_bytes")]
+    for first, last in zip(*runs(blocked > 0), strict=True):
+        after = min(last + 1, len(times) - 1)
+        # A long read counts when it ends.
+        grown = np.nan_to_num([total[after] - total[first] for total in read]).max()
+        if grown < max(READS_BYTES, READS_BYTES_PER_S * (times[after] - times[first]) / NS_PER_S):
+            blocked[first : last + 1] = 0.0
+    near = (centres >= times[0] - HALF_NS) & (centres <= times[-1] + HALF_NS)
+    return np.asarray(np.where(near, np.interp(centres, times, blocked), np.nan))

@@ -21,7 +21,15 @@ from whyidle_rules.recording.known import Known
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.processes import Proc
 from whyidle_rules.recording.series import Columns, Floats, Truths
-from whyidle_rules.recording.threads import HALF_NS, Shares, computing, grown, shares, shares_of
+from whyidle_rules.recording.threads import (
+    HALF_NS,
+    Emptiness,
+    Shares,
+    computing,
+    grown,
+    shares,
+    shares_of,
+)
 from whyidle_rules.recording.windows import Gpu
 
 # Without a counter page: workers that are this busy have no finished batch to wait with; at the
@@ -40,16 +48,20 @@ FULL_SHARES = (0.1, 0.05)
 # reads more than it writes, and more than logs and code.
 OWN_BUSY_RATIO = 0.25
 OWN_READS_BYTES_PER_S = 64 << 10
+# They are found so long after they began: looked for once a second, and twice to see that they run.
+OWN_FOUND_NS = 3 * NS_PER_S
 # Received by a process: more than what keeps connections alive, or asks for the time.
 RECEIVES_BYTES_PER_S = 16 << 10
 
 
-def _of_workers(workers: Sequence[Proc], known: Known, centres: Ints) -> tuple[Shares, Floats]:
+def _of_workers(
+    workers: Sequence[Proc], known: Known, centres: Ints, emptiness: Emptiness
+) -> tuple[Shares, Floats]:
     """Return what workers did, and which share of their time they waited for the network.
 
     A worker whose main thread waits for others of its threads computes when they do.
     """
-    found = shares(workers, centres)
+    found = shares(workers, centres, emptiness, launches=False)
     others = np.maximum(0.0, computing(workers, centres) - found.run)
     helped = np.fmin(np.nan_to_num(found.in_lock), np.nan_to_num(others))
     found = found.with_run(np.minimum(1.0, found.run + helped))
@@ -77,7 +89,9 @@ class Loader:
     own: Truths
 
 
-def loader_of(known: Known, proc: Proc, told: Told | None, centres: Ints) -> Loader:
+def loader_of(
+    known: Known, proc: Proc, told: Told | None, centres: Ints, emptiness: Emptiness
+) -> Loader:
     """Return the loader of a trainer: its DataLoader's workers, or else threads of its own."""
     processes = known.node.workers(proc)
     threads = known.node.threads.get(proc.identity, [])
@@ -87,13 +101,13 @@ def loader_of(known: Known, proc: Proc, told: Told | None, centres: Ints) -> Loa
         own = some & reads
         did = did.where(own)
         return Loader(did=did, network=np.full(len(centres), np.nan), own=own)
-    did, network = _of_workers(processes, known, centres)
+    did, network = _of_workers(processes, known, centres, emptiness)
     return Loader(did=did, network=network, own=np.zeros(len(centres), dtype=bool))
 
 
 def _busy_threads(threads: Sequence[Columns], centres: Ints) -> tuple[Shares, Truths]:
     """Return what those of some threads did that are busy around each time, and where any is."""
-    each = [shares_of([rows], centres) for rows in threads]
+    each = [shares_of([rows], _since_found(rows, centres)) for rows in threads]
     busy = np.array([np.nan_to_num(one.run + one.ready + one.io) for one in each])
     weight = (busy >= OWN_BUSY_RATIO).astype(np.float64)
     count = weight.sum(axis=0)
@@ -105,6 +119,13 @@ def _busy_threads(threads: Sequence[Columns], centres: Ints) -> tuple[Shares, Tr
 
     names = [part.name for part in dataclasses.fields(Shares)]
     return Shares(**{name: mean(name) for name in names} | {"count": count}), count > 0
+
+
+def _since_found(rows: Columns, centres: Ints) -> Ints:
+    """Return times, and for those just before a thread was found that from which it is known."""
+    known = int(rows["mono_ns"][0]) + HALF_NS
+    before = (centres < known) & (centres >= known - HALF_NS - OWN_FOUND_NS)
+    return np.asarray(np.where(before, known, centres))
 
 
 def _reads_more(proc: Proc, centres: Ints) -> Truths:

@@ -32,6 +32,9 @@ STATES_LEAST = 4
 WIDE_HALF_NS = 15 * NS_PER_S
 # Weighted by how empty the GPU was, a draw counts less: one whole one is needed.
 WEIGHT_LEAST = 1.0
+# One worker gives six draws in 6 s, and is 20 points off the truth one time of three. So what a
+# wider time says, of when the GPU was as empty, counts as much as this many more.
+WIDE_DRAWS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,19 +80,31 @@ class Shares:
         )
 
 
+Emptiness = Callable[[Ints], Floats]
+
+
 def shares(
-    procs: Sequence[Proc], centres: Ints, emptiness: Callable[[Ints], Floats] | None = None
+    procs: Sequence[Proc],
+    centres: Ints,
+    emptiness: Emptiness | None = None,
+    *,
+    launches: bool = True,
 ) -> Shares:
     """Return what the main threads of processes did around each time.
 
-    `emptiness` tells how empty the GPU was at some times: a thread that sleeps while the GPU works
-    says nothing of what it does while it is empty, so readings count as much as it was.
+    `emptiness` tells how empty the GPU was at some times: a thread that `launches` and sleeps while
+    the GPU works says nothing of what it does while it is empty, so readings count as much as it
+    was. Of other threads it says which readings of a wider time are alike.
     """
-    return shares_of([proc.rows for proc in procs], centres, emptiness)
+    return shares_of([proc.rows for proc in procs], centres, emptiness, launches=launches)
 
 
 def shares_of(
-    threads: Sequence[Columns], centres: Ints, emptiness: Callable[[Ints], Floats] | None = None
+    threads: Sequence[Columns],
+    centres: Ints,
+    emptiness: Emptiness | None = None,
+    *,
+    launches: bool = True,
 ) -> Shares:
     """Return the same of threads, by their readings."""
     size = len(centres)
@@ -123,7 +138,7 @@ def shares_of(
     ready_share = np.where(ready_known, np.clip(ready / whole, 0.0, 1.0 - run_share), np.nan)
     off = np.maximum(0.0, 1.0 - run_share - ready_share)
     counted = np.where(blkio_known, np.minimum(blkio / whole, off), np.nan)
-    looks = _Looks(times, draws["waits"], draws["io"], centres, emptiness)
+    looks = _Looks(times, draws["waits"], draws["io"], centres, emptiness, launches)
     parts = {name: np.asarray(off * looks.share(draws[name])) for name in _STATES}
     either = [poll + lock for poll, lock in zip(draws["in_poll"], draws["in_lock"], strict=True)]
     parts["waits_wide"] = np.asarray(off * looks.wide_share(either))
@@ -158,9 +173,11 @@ class _Looks:
         waits: Sequence[Floats],
         io: Sequence[Floats],
         centres: Ints,
-        emptiness: Callable[[Ints], Floats] | None,
+        emptiness: Emptiness | None,
+        launches: bool,
     ) -> None:
         self._size = len(centres)
+        self._launches = launches
         self._none = not times
         if self._none:
             return
@@ -180,9 +197,15 @@ class _Looks:
         if self._none:
             return np.full(self._size, np.nan)
         values = self._joined(found)
-        share = _summed(values, self._near) / np.maximum(_summed(self._off, self._near), 1.0)
-        if self._weight is not None:
+        near, off = _summed(values, self._near), _summed(self._off, self._near)
+        share = near / np.maximum(off, 1.0)
+        if self._weight is not None and self._launches:
             share = self._while_empty(values, self._off, share)
+        elif self._weight is not None:
+            draws = _summed(self._off * self._weight, self._wide)
+            wide = _summed(values * self._weight, self._wide) / np.maximum(draws, 1e-9)
+            pulled = (near + WIDE_DRAWS * wide) / (off + WIDE_DRAWS)
+            share = np.where(draws >= WEIGHT_LEAST, pulled, share)
         return np.asarray(np.where(self._enough, share, np.nan))
 
     def wide_share(self, found: Sequence[Floats]) -> Floats:
@@ -196,7 +219,7 @@ class _Looks:
 
     def running(self, found: Sequence[Floats]) -> Floats:
         """Return the share of readings on the CPU, of all while the GPU was empty."""
-        if self._none or self._weight is None:
+        if self._none or self._weight is None or not self._launches:
             return np.full(self._size, np.nan)
         values = self._joined(found)
         return self._while_empty(values, np.ones(len(values)), np.full(self._size, np.nan))
