@@ -17,7 +17,7 @@ from vgpu import Standin
 from vgpu.ask import Asker
 
 _SETUP = """
-import dataclasses
+import msgspec
 from trees import gather
 from whyidle.clock import SystemClock
 from whyidle.collect import ALL
@@ -32,13 +32,13 @@ def run(name):
     rows, told = gather(made[name], host)
     problems = [(p.subject, p.message) for p in told if p.kind == "failed"]
     notes.extend((p.subject, p.message) for p in told if p.kind == "no_data")
-    return [[dict(dataclasses.asdict(row), TABLE=row.TABLE) for row in rows], problems]
+    return [[dict(msgspec.structs.asdict(row), TABLE=row.TABLE) for row in rows], problems]
 
 def hold():
     made["gpu_activity"].hold(host.clock.mono_ns())
 
 def release():
-    return [dict(dataclasses.asdict(row)) for row in made["gpu_activity"].release(host)]
+    return [msgspec.structs.asdict(row) for row in made["gpu_activity"].release(host)]
 
 def nvml(call, *args):
     try:

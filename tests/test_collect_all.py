@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from whyidle.schema import (
     ProcessInfo,
     RdmaPort,
 )
-from whyidle.table import Row, table_of
+from whyidle.table import Row, replaced, table_of
 
 UUIDS = ("GPU-a", "GPU-b")
 # Tables that others write: the sampler about itself, readers of traces, and the keeper's ledger.
@@ -222,9 +221,9 @@ def told(rows: list[Row]) -> set[Any]:
 
 def _without_slow(row: Row) -> Row:
     if isinstance(row, Process):
-        return replace(row, rss_bytes=None, voluntary_switches=None, involuntary_switches=None)
+        return replaced(row, rss_bytes=None, voluntary_switches=None, involuntary_switches=None)
     if isinstance(row, GpuActivity):
-        return replace(row, utilization_ratio=None, memory_utilization_ratio=None)
+        return replaced(row, utilization_ratio=None, memory_utilization_ratio=None)
     return row
 
 

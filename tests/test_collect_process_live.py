@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -129,6 +130,7 @@ def test_descriptors_of_ended_processes_are_closed(tmp_path: Path) -> None:
         with parent(tmp_path) as process:
             lines(process, 3)
             watched.commands = (process.pid,)
+            time.sleep(0.03)  # a listing of /proc serves for 20 ms
             rows, _ = gather(collect, host)
             assert len([row for row in rows if isinstance(row, Process)]) == 3
             counts.append(kept())

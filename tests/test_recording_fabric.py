@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from whyidle.schema import (
     RdmaPort,
     RdmaTraffic,
 )
-from whyidle.table import Row
+from whyidle.table import Row, replaced
 from whyidle_rules.recording import engine
 
 THERE: Machine = ("n1", BOOT[::-1])
@@ -167,5 +166,7 @@ def test_gpus_of_one_node_need_no_card() -> None:
 
 
 def test_other_cards_bring_a_way_of_their_own() -> None:
-    rows = [replace(row, driver="efa") if isinstance(row, RdmaInfo) else row for row in ports(0.45)]
+    rows = [
+        replaced(row, driver="efa") if isinstance(row, RdmaInfo) else row for row in ports(0.45)
+    ]
     assert told([*rows, *directly(peer_memory=False)], "coll_bounced_s") == [None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from typing import Any
 
 import duckdb
@@ -22,7 +21,7 @@ from recording_rows import (
     s,
 )
 from whyidle.clock import NS_PER_S
-from whyidle.table import Row
+from whyidle.table import Row, replaced, table_of
 from whyidle_rules.diagnosis import Diagnosis
 from whyidle_rules.recording import engine
 from whyidle_rules.recording.diagnose import diagnose
@@ -149,7 +148,7 @@ def started_by(parent: int, rows: Sequence[Row], *, apart: int = 0) -> list[Row]
     """Return ranks that one process started, their pids and GPUs `apart` from what they were."""
     made: list[Row] = []
     for row in rows:
-        names = {part.name for part in fields(row)}  # type: ignore[arg-type]
+        names = {column.name for column in table_of(type(row)).columns}
         more: dict[str, Any] = {}
         if "parent_pid" in names:
             more["parent_pid"] = parent
@@ -158,7 +157,7 @@ def started_by(parent: int, rows: Sequence[Row], *, apart: int = 0) -> list[Row]
                 more[name] = getattr(row, name) + apart
         if apart and "uuid" in names:
             more["uuid"] = f"{row.uuid}-{apart}"  # type: ignore[attr-defined]
-        made.append(replace(row, **more))  # type: ignore[type-var]
+        made.append(replaced(row, **more))
     return made
 
 
@@ -198,7 +197,7 @@ def test_ranks_that_a_restart_gave_anew_are_two_attempts(rules: Sequence[Rule]) 
     shifted: list[Row] = []
     for rank, rows in ((0, rank_rows(0, *EARLY, seconds=half)), (1, late(seconds=half))):
         for row in rows:
-            names = {field.name for field in fields(row)}  # type: ignore[arg-type]
+            names = {column.name for column in table_of(type(row)).columns}
             moved = {
                 name: getattr(row, name) + half * NS_PER_S
                 for name in names & {"mono_ns", "t0_ns", "t1_ns", "begin_ns", "end_ns",
@@ -212,7 +211,7 @@ def test_ranks_that_a_restart_gave_anew_are_two_attempts(rules: Sequence[Rule]) 
                 moved["uuid"] = uuid_of(1 - rank)
             if "gpu" in names and row.gpu is not None:  # type: ignore[attr-defined]
                 moved["gpu"] = 1 - rank
-            shifted.append(replace(row, **moved))  # type: ignore[type-var]
+            shifted.append(replaced(row, **moved))
     con = connect([*clocks(0, SECONDS), *first, *shifted])
     filled = engine.fill(con)
     assert [job.ranks for job in filled.waits.jobs] == [[0, 1], [0, 1]]
@@ -261,7 +260,7 @@ def test_a_clock_that_was_never_read_goes_by_the_steps() -> None:
 
 
 def _step(row: Row, number: int) -> Row:
-    return replace(row, step=number)  # type: ignore[type-var]
+    return replaced(row, step=number)
 
 
 def test_the_last_to_come_is_late_where_shares_of_time_are_even(rules: Sequence[Rule]) -> None:

@@ -131,7 +131,8 @@ def test_errors_are_said_at_once_and_then_summed_up(tmp_path: Path) -> None:
     failed, no_data = said[0][3], said[1][3]
     assert failed[0] == no_data[0] == 1
     assert failed[-1] == no_data[-1] == found
-    assert len(failed) == 5  # the first, one each ten seconds, and what is left at the end
+    # The first, one each ten to fifteen seconds, and what is left at the end.
+    assert 4 <= len(failed) <= 5
     assert len(no_data) == 2
 
 

@@ -29,6 +29,8 @@ FLUSH_NS = NS_PER_S
 # after that is lost, and counted.
 QUEUE_LIMIT = 60
 SELF_EVERY_FLUSHES = 5
+# Failures that repeat are told every ten seconds at most; looking through them takes 0.1 ms.
+REPEATED_EVERY_FLUSHES = 5
 # Threads begin this much apart, so that they do not wake at the same time and wait for each other's
 # interpreter lock: what one does takes 0.3 to 4 ms. Not more, for who follows finds caches warm.
 
@@ -257,9 +259,11 @@ class Sampler:
         return [thread.name for thread in threads if thread.is_alive()]
 
     def _flush(self, now_ns: int, *, final: bool = False) -> None:
+        told = final or self._flushes % REPEATED_EVERY_FLUSHES == 0
         for line in self._all_lines():
             line.watch(now_ns)
-            line.repeated(now_ns, final=final)
+            if told:
+                line.repeated(now_ns, final=final)
         if final or self._flushes % SELF_EVERY_FLUSHES == 0:
             self._buffer.add([self._self_row(now_ns)])
         self._flushes += 1

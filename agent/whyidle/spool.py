@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import os
 import struct
 import zlib
@@ -30,7 +29,7 @@ from isal import isal_zlib
 from whyidle.clock import NS_PER_S, Clock
 from whyidle.layout import PIECE, Identity, files, stem
 from whyidle.schema import TABLES, VERSION
-from whyidle.table import Column, Row, Table, table_of
+from whyidle.table import Column, Row, Table, table_of, values_of
 
 HEADER_MARK = b"WSPL"
 BLOCK_MARK = b"WBLK"
@@ -75,14 +74,11 @@ class RefusedError(Exception):
 class Encoder:
     """Encodes rows of the declared tables."""
 
-    __slots__ = ("_numbers", "_specs", "_values", "hash", "text")
+    __slots__ = ("_numbers", "_specs", "hash", "text")
 
     def __init__(self, tables: Sequence[type[Row]] = TABLES) -> None:
         self._specs = [table_of(row) for row in tables]
         self._numbers = {row: number for number, row in enumerate(tables)}
-        self._values: list[Callable[[Row], tuple[Any, ...]]] = [
-            operator.attrgetter(*[column.name for column in spec.columns]) for spec in self._specs
-        ]
         self.text = schema_text(self._specs)
         self.hash = schema_hash(self.text)
 
@@ -93,7 +89,7 @@ class Encoder:
         for row_type, group in rows.items():
             number = self._numbers[row_type]
             spec = self._specs[number]
-            values = [self._values[number](row) for row in group]
+            values = [values_of(row) for row in group]
             try:
                 body = _encode_columns(spec, values)
             except RefusedError:

@@ -32,14 +32,15 @@ _OUTSIDE = "lies outside the agent's own cgroup namespace: run the agent in that
 
 
 class _Kept:
-    """What rarely changes, kept for ten seconds: quotas by directory, memberships by pid."""
+    """What rarely changes, kept for ten seconds: quotas, memberships by pid, mounts."""
 
-    __slots__ = ("_asked_ns", "_members", "_quotas")
+    __slots__ = ("_asked_ns", "_members", "_mounts", "_quotas")
 
     def __init__(self) -> None:
         self._asked_ns: int | None = None
         self._quotas: dict[str, tuple[int | None, int | None]] = {}
         self._members: dict[int, Membership] = {}
+        self._mounts: dict[Membership, str] = {}
 
     def begin(self, now_ns: int) -> None:
         """Let go of what is too old."""
@@ -47,12 +48,19 @@ class _Kept:
             self._asked_ns = now_ns
             self._quotas.clear()
             self._members.clear()
+            self._mounts.clear()
 
     def quota(self, host: Host, directory: str, version: int) -> tuple[int | None, int | None]:
         """Return quota and period in ns; the root has neither."""
         if directory not in self._quotas:
             self._quotas[directory] = _read_quota(host, directory, version)
         return self._quotas[directory]
+
+    def mount(self, host: Host, member: Membership) -> str:
+        """Return the directory that a hierarchy is mounted at."""
+        if member not in self._mounts:
+            self._mounts[member] = _mount(host, member)
+        return self._mounts[member]
 
     def members(self, host: Host, pids: set[int]) -> set[Membership]:
         """Return the cgroups of processes; one that ended has none."""
@@ -88,7 +96,7 @@ def make() -> Collect:
             if ".." in member.path.split("/"):
                 yield Problem(subject=member.path, message=_OUTSIDE)
                 continue
-            mount = _mount(host, member)
+            mount = kept.mount(host, member)
             for level in levels(member.path):
                 if (member.version, level) in told:
                     continue

@@ -23,6 +23,8 @@ from whyidle.schema import FileUse
 # A run ends after so many open files or processes: about 0.4 ms.
 _FILES_BUDGET = 96
 _PROCESSES_BUDGET = 4
+# Once all have been looked at: who has a file open now and then has it open again.
+_SEEN_BUDGET = 2
 # A process that holds thousands of files open is sampled from its newest.
 _FILES_OF_ONE = 64
 # New workers are found this late at most; listing /proc costs 0.3 us a process.
@@ -94,10 +96,11 @@ class _Looks:
             self._seen.pop(pid, None)
 
     def turn(self) -> list[int]:
-        """Return all pids, beginning after the one that was looked at last."""
+        """Return the pids that are looked at now, beginning after the one that was last."""
         pids = sorted(self._tree.watched)
         later = [pid for pid in pids if pid > self._turn]
-        return [*later, *pids[: len(pids) - len(later)]]
+        budget = _SEEN_BUDGET if len(self._seen) >= len(pids) else _PROCESSES_BUDGET
+        return [*later, *pids[: len(pids) - len(later)]][:budget]
 
     def begin(self, host: Host, pid: int) -> _Seen:
         """Return what is known of a process; raises OSError, ValueError."""
@@ -145,7 +148,7 @@ def make() -> Collect:
             raise NoData("no process is watched: NVML lists none and no command is recorded")
         looks.scan(host, {*(gpu or ()), *commands})
         files, denied = 0, False
-        for pid in looks.turn()[:_PROCESSES_BUDGET]:
+        for pid in looks.turn():
             try:
                 seen = looks.begin(host, pid)
                 used = _used(host, pid, seen)

@@ -8,7 +8,7 @@ minute. Nothing here sends a command to a device (as nuse, temperatures and SMAR
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from whyidle.clock import NS_PER_S
@@ -18,6 +18,7 @@ from whyidle.collect.nvme_text import parse_address, parse_number, parse_seconds
 from whyidle.collect.nvme_tree import CONTROLLERS, SUBSYSTEMS, Disk, Path, Tree, look, names
 from whyidle.host import Host
 from whyidle.schema import NvmeController, NvmeNamespace, NvmePath
+from whyidle.table import replaced
 
 # Names are listed this often: 10 us. Attributes that rarely change are read again once a minute,
 # which is also when every row is told again.
@@ -207,7 +208,7 @@ def _tell_changes(host: Host, known: _Known, now_ns: int) -> Iterator[Device | P
             except ValueError as error:
                 yield Problem(subject=name, message=str(error))
                 continue
-            if replace(new, mono_ns=old.mono_ns) != old:
+            if replaced(new, mono_ns=old.mono_ns) != old:
                 known.controllers[name] = new
                 yield new
     for path in tree.paths:
@@ -222,7 +223,7 @@ def _tell_changes(host: Host, known: _Known, now_ns: int) -> Iterator[Device | P
             except ValueError as error:
                 yield Problem(subject=path.name, message=str(error))
                 continue
-            if replace(row, mono_ns=was.mono_ns) != was:
+            if replaced(row, mono_ns=was.mono_ns) != was:
                 known.paths[path.name] = row
                 yield row
 

@@ -3,7 +3,8 @@
 Source: /proc/PID/{stat,schedstat,io,status,wchan}, kept open: a kept descriptor never answers for
 another process that got the same number. Identity is (pid, start time). The kernel adds the I/O and
 CPU time of children that ended to their parent's when it waits for them: `read_bytes` of a trainer
-jumps by all that its workers read, and adding both counts twice.
+jumps by all that its workers read, and adding both counts twice. Where a trainer has many workers,
+some of them are read each second, in turns.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def make() -> Collect:
             known.drop(host, pid)
         known.begin(host, frozenset(gpu or ()))
         for pid in sorted(tree.watched):
+            if known.rests(pid):
+                continue
             try:
                 process, info = _read(host, known, pid)
             except (FileNotFoundError, ProcessLookupError):

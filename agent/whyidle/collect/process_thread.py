@@ -49,10 +49,14 @@ class _Thread:
 
 @dataclass(slots=True)
 class _Trainer:
-    """A trainer, how many threads it has, and those other than the main one."""
+    """A trainer, how many threads it has, and those other than the main one.
+
+    `fed`: workers load for it, so that its threads are not looked at.
+    """
 
     start_ns: int
     count: int
+    fed: bool = False
     threads: dict[int, _Thread] = field(default_factory=dict)
     active: set[int] = field(default_factory=set)
 
@@ -87,6 +91,8 @@ class _Threads:
     def _grew(self, host: Host) -> bool:
         """Whether the number of threads of a trainer has changed, or a trainer ended."""
         for pid, trainer in self._trainers.items():
+            if trainer.fed:
+                continue
             try:
                 if parse_stat(host.read_bytes(f"proc/{pid}/stat")).threads != trainer.count:
                     return True
@@ -113,6 +119,7 @@ class _Threads:
                 self._drop(host, pid)
                 continue
             self._update(host, pid, stat, {int(name) for name in names if name.isdigit()} - {pid})
+            self._trainers[pid].fed = loads
 
     def _update(self, host: Host, pid: int, stat: Stat, tids: set[int]) -> None:
         trainer = self._trainers.get(pid)

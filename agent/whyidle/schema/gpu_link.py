@@ -9,7 +9,7 @@ from whyidle.table import counter, gauge, key, label, table
 
 @table
 class NvLink:
-    """A link of a GPU: state, payload and errors since the driver was loaded; every 10 s."""
+    """A link of a GPU: state, payload and errors since the driver was loaded; every 20 s."""
 
     TABLE: ClassVar[str] = "nvlink"
 
