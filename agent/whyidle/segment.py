@@ -1,4 +1,4 @@
-"""Segments: immutable DuckDB files, one for each piece of the spool, merged by 20 minutes.
+"""Segments: immutable DuckDB files, one for each piece of the spool, merged by 15 minutes.
 
 A segment has the name of the piece that it was made from, a merged one the times of its first and
 last: `UTC-MONO.duckdb`, `UTC-MONO0-MONO1.duckdb`. So what a file stands for is known before it is
@@ -35,9 +35,9 @@ STORAGE_VERSION = "v1.4.0"
 MINUTE_BLOCK_BYTES = 16 << 10
 MERGED_BLOCK_BYTES = 64 << 10
 # Rows in the making take a row group at a time: half of DuckDB's own lets tables of 100 columns
-# fit. Sorting takes more; 20 minutes of a busy node fit into the lower limit too.
+# fit. Sorting takes more; 15 minutes of a busy node fit into the lower limit too.
 MEMORY_LIMIT = "40MB"
-MERGE_MEMORY_LIMIT = "64MB"
+MERGE_MEMORY_LIMIT = "48MB"
 ROW_GROUP_ROWS = 61_440
 # A commit beyond this is written into the file at once. Below it, 16 MB by default, rows go into
 # the log first and are written twice: 2.6 MB a minute instead of 1.9.
