@@ -121,6 +121,11 @@ TRACED: tuple[Column, ...] = (
     _seconds("coll_wait_s", "Part of coll_s spent waiting for the last rank to come.", "coll_s"),
     _seconds("coll_gone_s", "Part of coll_s spent waiting for a rank that was gone.", "coll_s"),
     _seconds("coll_transfer_s", "Part of coll_s after the last rank had come.", "coll_s"),
+    _seconds(
+        "coll_even_s",
+        "Part of coll_s that all ranks waited alike, as when another is late in each step.",
+        "coll_s",
+    ),
     Column(
         name="coll_transport",
         type="VARCHAR",
@@ -249,6 +254,9 @@ _RECORDED: tuple[Column, ...] = (
     _seconds("bubble_schedule_s", "Part of p2p_s that the schedule costs by itself.", "p2p_s"),
     _seconds("bubble_imbalance_s", "Part of p2p_s waiting for a longer stage.", "p2p_s"),
     _seconds("bubble_late_s", "Part of p2p_s waiting beyond both.", "p2p_s"),
+    _seconds(
+        "bubble_even_s", "Part of p2p_s that all stages of an unknown schedule wait alike.", "p2p_s"
+    ),
     _count("rdma_ports", "Active RDMA ports of the node."),
     _share_of_empty("no_process_s", "No process had the GPU."),
     _share_of_empty("startup_s", "A process had started and had run no kernel on the GPU yet."),

@@ -18,7 +18,7 @@ from whyidle_rules.ledger import (
     root_causes,
     split,
 )
-from whyidle_rules.recording import clocks, jobs, stages, waits
+from whyidle_rules.recording import chains, clocks, jobs, stages, waits
 from whyidle_rules.recording.engine import Filled, batches, load
 from whyidle_rules.recording.spans import Machine, wall_offsets
 from whyidle_rules.recording.tally import Sums, Tally
@@ -126,6 +126,12 @@ def _arisen(
         if job.pipeline is not None:
             for felt in ("stage_imbalance", "late_upstream"):
                 for number, weights in stages.roots(job, job.pipeline, felt).items():
+                    add((number, "pipeline_bubble", felt), weights)
+            continue
+        if job.chain:
+            arisen = waits.roots(job)
+            for felt in ("stage_imbalance", "late_upstream"):
+                for number, weights in chains.roots(arisen, felt).items():
                     add((number, "pipeline_bubble", felt), weights)
             continue
         cost = clocks.lost(job)

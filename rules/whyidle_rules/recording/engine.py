@@ -20,6 +20,7 @@ from whyidle_rules import beside, evidence
 from whyidle_rules.allocate import Given, allocate, granted
 from whyidle_rules.compile import compile_rules
 from whyidle_rules.recording import (
+    chains,
     gds,
     hardware,
     inspector,
@@ -172,7 +173,9 @@ def told(con: duckdb.DuckDBPyConnection, filled: Filled, batch: Sequence[int]) -
         mounts.add(gpu, known, columns)
         for job, row in filled.waits.of(number):
             with columns.only(job.own[row]) as own:
-                if job.pipeline is None:
+                if job.chain:
+                    chains.tell(job, row, job.bins[row], own)
+                elif job.pipeline is None:
                     exact = inspector.of_gpu(con, gpu, known.pids(gpu.uuid))
                     waits.tell(con, job, row, job.bins[row], filled.gpus, own, exact)
                 else:

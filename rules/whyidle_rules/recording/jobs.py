@@ -12,6 +12,7 @@ from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
 from whyidle_rules.pipeline import Schedule
 from whyidle_rules.recording import bubbles as pipelines
+from whyidle_rules.recording import linked
 from whyidle_rules.recording.bubbles import Pipeline
 from whyidle_rules.recording.columns import Columns
 from whyidle_rules.recording.known import Known
@@ -44,8 +45,10 @@ class Job:
     bin: seconds in communication, of windows, working. Communication is what spins on the GPU and
     what the launching thread waits for with an empty one. `late` is the member that others waited
     for in each bin, -1 for nobody; `raised` the share of what may have been spinning that was, as a
-    pipeline's schedule says; `wait` the share of its communication that each one waited, and
-    `gone` says in which bins the late one had no process.
+    pipeline's schedule says; `wait` the share of its communication that each one waited, and `gone`
+    says in which bins the late one had no process. `chain`: they are stages of a pipeline of which
+    no member tells, as the bytes of their links do; `collective`: nothing tells of a pipeline where
+    bytes or pages would.
     """
 
     members: list[int]
@@ -60,6 +63,8 @@ class Job:
     working: Floats
     raised: Floats
     pipeline: Pipeline | None = None
+    chain: bool = False
+    collective: bool = False
     bubbles: tuple[Floats, Floats] | None = None
     clocks: dict[str, Floats] = field(default_factory=dict)
     causes: dict[Cause, Floats] = field(default_factory=dict)
@@ -100,13 +105,13 @@ class _Rank:
 def find(
     con: duckdb.DuckDBPyConnection,
     gpus: Sequence[Gpu],
-    told: Iterable[Columns],
+    outlines: Iterable[Columns],
     known: Mapping[Machine, Known],
 ) -> Waits:
-    """Return the jobs of which all ranks are there; `told` are the outlines of all GPUs."""
+    """Return the jobs of which all ranks are there; `outlines` are of all GPUs."""
     clocks = relate(con, {gpu.machine for gpu in gpus})
     ranks: dict[tuple[int, int], _Rank] = {}
-    for number, (gpu, columns) in enumerate(zip(gpus, told, strict=True)):
+    for number, (gpu, columns) in enumerate(zip(gpus, outlines, strict=True)):
         bins = ((gpu.t0 + gpu.t1) // 2 + clocks.offset(gpu.machine)) // BIN_NS
         for run in runs(number, gpu, known[gpu.machine], columns):
             ranks[number, run.own.start] = _rank(run, bins[run.own], columns)
@@ -119,6 +124,10 @@ def find(
             waits.clashes.append("nodes without clock readings cannot be set side by side")
             continue
         job = _job([ranks[run.gpu, run.own.start] for run in members])
+        if job.pipeline is None:
+            told = all(ranks[run.gpu, run.own.start].probed for run in members)
+            shape = linked.shape([gpus[run.gpu] for run in members])
+            job.chain, job.collective = shape == "chain", shape == "ring" or told
         if meetings is not None:
             _late_by_arrival(job, members, meetings, _first(members, ranks))
         waits.jobs.append(job)

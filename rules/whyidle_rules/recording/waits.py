@@ -66,7 +66,8 @@ def tell(
     stuck = _stuck(way, own, gpu) & (job.late[at] < 0)
     wait, moved = np.where(stuck, 0.0, wait), np.where(stuck, 0.0, moved)
     together = moved
-    # What is spun beside each other and moves too little for that is waiting in turns.
+    # What is spun beside each other and moves too little for that is waiting in turns: for ranks
+    # that are late in one step each, or for stages of a pipeline.
     rest = np.maximum(0.0, moved - np.where(np.isnan(way.most_s), np.inf, way.most_s))
     moved = moved - rest
     late = np.array([*job.ranks, np.nan])[job.late[at]]
@@ -74,8 +75,9 @@ def tell(
     kept = np.where(job.gone[at], wait * 0.0, wait)
     waited = kept + gone + np.nan_to_num(columns["host_coll_s"] * job.wait[row][at])
     told: dict[str, Array] = {
-        "coll_s": own - rest,
-        "comm_s": rest,
+        "coll_s": own if job.collective else own - rest,
+        "comm_s": 0.0 * rest if job.collective else rest,
+        "coll_even_s": rest if job.collective else 0.0 * rest,
         "coll_wait_s": kept,
         "coll_gone_s": gone,
         **transfer.columns(way, gpu, together, moved, apart=apart, exact=exact),

@@ -39,8 +39,9 @@ class Gpu:
 
     `sm` is the mean share of SMs with a warp, `pcie_bytes` what went over PCIe in the busier
     direction, both NaN where that was not measured; `linked` says whether bytes went over NVLink at
-    all; `kernels_s` is how long its tensor cores and its memory were busy in all;
-    `busy_before_ns` is when kernels ran last before these windows, `first_ns` when the recording
+    all, `linked_bytes` how many were sent and received; `kernels_s` is how long its tensor cores
+    and its memory were busy in all; `busy_before_ns` is when kernels ran last before these windows,
+    `first_ns` when the recording
     begins to know of it. `lost` are the spans in which the driver answered that it is lost, and
     those in which it answered that it has to be reset: they are made windows, since no sample tells
     of them.
@@ -59,6 +60,7 @@ class Gpu:
     source: str
     unknown_ns: int
     linked: bool = False
+    linked_bytes: tuple[float, float] = (0.0, 0.0)
     kernels_s: tuple[float, float] = (0.0, 0.0)
     busy_before_ns: int | None = None
     first_ns: int | None = None
@@ -123,8 +125,8 @@ def load(con: duckdb.DuckDBPyConnection, since_ns: int | None, until_ns: int | N
     rows = fetch(
         con,
         "SELECT k.number, mono_ns, t0_ns, t1_ns, gr_active_ratio, sm_active_ratio,"
-        " utilization_ratio, coalesce(nvlink_tx_bytes, 0)::DOUBLE"
-        " + coalesce(nvlink_rx_bytes, 0)::DOUBLE AS nvlink_bytes,"
+        " utilization_ratio, coalesce(nvlink_tx_bytes, 0)::DOUBLE AS nvlink_tx,"
+        " coalesce(nvlink_rx_bytes, 0)::DOUBLE AS nvlink_rx,"
         " tensor_active_ratio, dram_active_ratio,"
         " greatest(pcie_tx_bytes, pcie_rx_bytes)::DOUBLE AS pcie_bytes FROM gpu_activity a JOIN"
         # Numbers instead of three words in each of five million rows.
@@ -210,7 +212,7 @@ def _gpu(rows: Columns, seen: _Seen, info: _Info | None) -> Gpu:
     # False for NaN.
     windowed = measured & (end - begin <= LONGEST_NS) & (np.abs(end) < LATEST_NS)
     source = "nvml"
-    linked = bool((rows["nvlink_bytes"] > LINKED_BYTES).any())
+    tx, rx = rows["nvlink_tx"], rows["nvlink_rx"]
     if windowed.any():
         rows = rows.where(windowed)
         source = seen.source or "unknown"
@@ -245,7 +247,8 @@ def _gpu(rows: Columns, seen: _Seen, info: _Info | None) -> Gpu:
         sm=sm,
         pcie_bytes=pcie,
         source=source,
-        linked=linked,
+        linked=bool((tx + rx > LINKED_BYTES).any()),
+        linked_bytes=(float(tx.sum()), float(rx.sum())),
         kernels_s=_kernels(rows),
         unknown_ns=_apart_ns(t0, t1),
         busy_before_ns=seen.busy_before_ns,
