@@ -196,7 +196,7 @@ def _job(ranks: Sequence[_Rank]) -> Job:
             np.array([one.on(name, first, size) for one in ranks])
             for name in ("underfilled_s", "empty_s")
         )
-        raised = pipelines.raised(pipeline, spun, more, empty, covered)
+        raised = pipelines.raised(pipeline, spun, more, empty, working, covered)
         spun, working = spun + raised * more, working - raised * more
     spin = spun + host
     share = spin / np.maximum(covered, 1e-9)

@@ -40,6 +40,7 @@ _NOT, _USUAL, _BY_ALL, _BY_EMPTY = range(4)
 STUCK_S = 10.0
 STUCK_RATIO = 0.9
 HANG: Cause = ("collective", "hang")
+ENDING: Cause = ("lifecycle", "shutdown")
 
 
 def tell(
@@ -149,13 +150,24 @@ def _never_came(job: Job) -> Truths:
         return found
     last = int(places[-1])
     late = int(job.late[last])
-    unknown = [values[late] for cause, values in job.causes.items() if cause[0] == UNATTRIBUTED]
-    still = np.add.reduce([np.zeros(len(found)), *unknown]) >= STUCK_RATIO * job.covered[late]
-    still &= job.late == late
-    # The job is ended in the middle of its last bin.
+    # Who is killed after a while looks as if it had been ending.
+    unknown = [
+        values[late]
+        for cause, values in job.causes.items()
+        if cause[0] == UNATTRIBUTED or cause == ENDING
+    ]
+    still = np.add.reduce([np.zeros(len(found)), *unknown])
     first = last
-    while first > 0 and still[first - 1]:
+    while first > 0 and job.late[first - 1] == late:
         first -= 1
+    # It computed in the first of these bins, and whoever ended the job took CPUs in the last.
+    bins = first + np.flatnonzero(still[first:last] >= STUCK_RATIO * job.covered[late, first:last])
+    if not len(bins):
+        return found
+    first = int(bins[0])
+    part = slice(first, last + 1)
+    if still[part].sum() < STUCK_RATIO * job.covered[late, part].sum():
+        return found
     # A little of what polls counts as working: how full the chip is tells only so much.
     worked, covered = (each[:, first + 1 :].sum(axis=1) for each in (job.working, job.covered))
     nobody = bool((worked <= (1 - STUCK_RATIO) * covered).all())
