@@ -9,7 +9,7 @@ import pytest
 from recording_rows import Act, clocks, connect, gpu, holds, listed, process, windows
 from recording_stories import POLL, SOCKET, about, loader, pages, received, thread
 from whyidle.schema.process import Process
-from whyidle.table import Row
+from whyidle.table import Row, replaced
 from whyidle_rules.recording import engine
 from whyidle_rules.rule import Rule
 from whyidle_rules.rule_load import load_rules
@@ -114,12 +114,11 @@ def test_without_a_page_a_thread_that_may_wait_for_data_is_not_blamed(
 
 def test_a_worker_that_waits_for_its_threads_computes_when_they_do(rules: Sequence[Rule]) -> None:
     rows = [*trainer(WAITS, [0.5]), *told(0.5)]
-    crunch = workers(LOCKED)
-    for row in crunch:
-        # The process uses a CPU although its main thread sleeps.
-        if isinstance(row, Process):
-            object.__setattr__(row, "user_ns", row.mono_ns)
-            object.__setattr__(row, "system_ns", 0)
+    # The process uses a CPU although its main thread sleeps.
+    crunch = [
+        replaced(row, user_ns=row.mono_ns, system_ns=0) if isinstance(row, Process) else row
+        for row in workers(LOCKED)
+    ]
     (name,) = causes([*rows, *crunch], rules)
     assert name.startswith("cpu_preprocessing/")
     assert causes([*rows, *workers(LOCKED)], rules) == {}

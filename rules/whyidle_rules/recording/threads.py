@@ -127,7 +127,8 @@ def shares_of(
             growth, told = counter(ns, own[name], gap_ns=GAP_NS).around(centres, HALF_NS, LEAST_NS)
             total += growth
             known &= (told > 0) | (seen == 0)
-        drawn = ~np.isnan(own["io"].astype(np.float64))
+        # Rows may be held twice, by pieces of a recording that overlap.
+        drawn = ~np.isnan(own["io"].astype(np.float64)) & (np.diff(ns, prepend=ns[:1] - 1) > 0)
         times.append(ns[drawn])
         for name, values in draws.items():
             values.append(np.nan_to_num(own[name][drawn].astype(np.float64)))
