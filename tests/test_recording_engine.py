@@ -30,7 +30,7 @@ from recording_stories import about, anything, eventful, loader, pages
 from trace_run import check_sums
 from whyidle.clock import NS_PER_S
 from whyidle_rules import evidence
-from whyidle_rules.recording import engine, fill
+from whyidle_rules.recording import engine, writing
 from whyidle_rules.recording.diagnose import diagnose
 from whyidle_rules.recording.spans import spans
 from whyidle_rules.rule import Rule
@@ -206,7 +206,7 @@ def test_a_range_cut_out_says_the_same_of_its_windows(seed: int) -> None:
     A process that wrote in bulk and is blocked ever since is waiting for that, however long ago.
     """
     rules = load_rules()
-    near_s = (fill.BULK_HALF_NS + NS_PER_S) / NS_PER_S
+    near_s = (writing.BULK_HALF_NS + NS_PER_S) / NS_PER_S
     with connect(anything(seed, seconds=55)) as con:
         engine.evaluate(con, rules)
         whole = columns_of(con, 4 + EDGE_S, 52 - EDGE_S)

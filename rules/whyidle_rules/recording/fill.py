@@ -12,29 +12,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from whyidle.clock import NS_PER_S
-from whyidle_rules.intervals import Ints
-from whyidle_rules.recording import lifecycle, loading, phases, spin
+from whyidle_rules.recording import lifecycle, loading, phases, spin, writing
 from whyidle_rules.recording.columns import Columns, Table
 from whyidle_rules.recording.exposure import exposed
 from whyidle_rules.recording.known import Known
 from whyidle_rules.recording.layout import layout
-from whyidle_rules.recording.lifecycle import WHOLLY_EMPTY_RATIO
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.processes import Proc
-from whyidle_rules.recording.series import Floats, Truths, counter, runs
-from whyidle_rules.recording.threads import GAP_NS, HALF_NS, Shares, shares
+from whyidle_rules.recording.series import Floats, Truths
+from whyidle_rules.recording.threads import HALF_NS, Shares, shares
 from whyidle_rules.recording.windows import Gpu
-
-# Written in one empty stretch by the launching process: more than a log, less than any checkpoint.
-BULK_WRITE_BYTES = 4 << 20
-# Around a window: readings are a second apart, so that growth is told a second too widely.
-WRITES_HALF_NS = NS_PER_S
-# At the rate that counts as growing a bulk is written in eight seconds: none of it is farther away.
-BULK_HALF_NS = 8 * NS_PER_S
-GROWS_BYTES = 1 << 20
-# Of its time, after a bulk write: it waits for that to reach the device.
-BLOCKED_RATIO = 0.2
 
 
 def outline(gpu: Gpu, known: Known, fill: float | None) -> Table:
@@ -296,11 +283,11 @@ def _rest(
     per = np.where(awake > 0, used / np.where(awake > 0, awake, 1.0), 0.0)
     found = left * np.nan_to_num(np.minimum(main.run_when_empty, _most_run(gpu, rows, main)))
     more = np.clip(found - per * main.run, 0.0, left - ready - used)
-    writing = _writing(gpu, proc, rows, main)
+    saves = writing.in_bulk(gpu, proc, rows, main)
     unknown = np.isnan(awake + ready) | ~certain
     if not (table.columns["probed"][rows] > 0).any():
         # Without a page a checkpoint shows in what is written alone.
-        unknown |= np.isnan(writing)
+        unknown |= np.isnan(saves)
     parts = {
         "main_run_s": per * main.run + more,
         "main_ready_s": ready,
@@ -312,11 +299,11 @@ def _rest(
     parts["main_maybe_data_s"] = parts["main_asleep_s"] * maybe_data
     # Who writes in bulk and sleeps meanwhile waits for what it writes.
     bulk = parts["main_run_s"] + parts["main_blocked_s"] + parts["main_asleep_s"]
-    parts["writing_s"] = np.where(writing > 0, bulk, 0.0)
+    parts["writing_s"] = np.where(saves > 0, bulk, 0.0)
     for name in ("main_run_s", "main_blocked_s", "main_asleep_s", "main_maybe_data_s"):
-        parts[name] = np.where(writing > 0, 0.0, parts[name])
+        parts[name] = np.where(saves > 0, 0.0, parts[name])
     # Where kernels ran too, only what it was blocked for is sure to have been a write.
-    partly = (writing <= 0) & _writes_alone(proc, (gpu.t0[rows] + gpu.t1[rows]) // 2)
+    partly = (saves <= 0) & writing.alone(proc, (gpu.t0[rows] + gpu.t1[rows]) // 2)
     parts["writing_s"] = np.where(partly, parts["main_blocked_s"], parts["writing_s"])
     parts["main_blocked_s"] = np.where(partly, 0.0, parts["main_blocked_s"])
     for name, values in parts.items():
@@ -349,55 +336,3 @@ def _maybe_data(proc: Proc, main: Shares, own: Truths) -> Floats:
     pins = own | (kinds is None or "data_pin" in kinds.split(","))
     where = main.in_poll + np.where(pins, main.in_lock, 0.0)
     return np.asarray(np.clip(where / np.maximum(main.asleep, 1e-9), 0.0, 1.0))
-
-
-def _writing(gpu: Gpu, proc: Proc, rows: slice, main: Shares) -> Floats:
-    """Return in which wholly empty windows the process wrote in bulk: 1 or 0, NaN for unknown.
-
-    It did where its writes grew, in a stretch in which they grew by much, and for as long after
-    that as it is blocked: what was written goes to the device then.
-    """
-    void = gpu.busy[rows] <= WHOLLY_EMPTY_RATIO
-    out = np.zeros(len(void))
-    own = proc.rows
-    t0, t1 = gpu.t0[rows], gpu.t1[rows]
-    # Pages of a block device that it made dirty, or what it gave to write() for any other.
-    written = [
-        counter(own["mono_ns"].astype(np.int64), own[name], gap_ns=GAP_NS)
-        for name in ("write_bytes", "wchar_bytes")
-    ]
-    if all(len(each.times) < 2 for each in written):
-        return np.where(void, np.nan, 0.0)
-    near = [each.around((t0 + t1) // 2, WRITES_HALF_NS, 0)[0] for each in written]
-    grows = np.maximum(*near) >= GROWS_BYTES
-    for first, last in zip(*runs(void), strict=True):
-        part = slice(first, last + 1)
-        # Readings are a second apart: what was written just before belongs to the stretch.
-        begins = np.maximum(t0[first] - NS_PER_S, t0[part] - BULK_HALF_NS)
-        ends = np.minimum(t1[last] + NS_PER_S, t1[part] + BULK_HALF_NS)
-        grown = [e.around((begins + ends) // 2, (ends - begins) // 2, 0)[0] for e in written]
-        bulk = grows[part] & (np.maximum(*grown) >= BULK_WRITE_BYTES)
-        out[part] = _while_written(bulk, main.io[part] >= BLOCKED_RATIO)
-    return out
-
-
-def _writes_alone(proc: Proc, centres: Ints) -> Truths:
-    """Return at which times a process wrote in bulk within a second, and read less than that."""
-    own = proc.rows
-    times = own["mono_ns"].astype(np.int64)
-    near = {
-        name: counter(times, own[name], gap_ns=GAP_NS).around(centres, WRITES_HALF_NS, 0)[0]
-        for name in ("write_bytes", "wchar_bytes", "read_bytes", "rchar_bytes")
-    }
-    wrote = np.fmax(near["write_bytes"], near["wchar_bytes"])
-    read = np.fmax(near["read_bytes"], near["rchar_bytes"])
-    return np.asarray((wrote >= BULK_WRITE_BYTES) & (read < wrote))
-
-
-def _while_written(grows: Truths, blocked: Truths) -> Floats:
-    """Return 1 where writes grow, and on from there while the process is blocked; else 0."""
-    out = grows.astype(np.float64)
-    for place in range(1, len(out)):
-        if out[place - 1] and blocked[place]:
-            out[place] = 1.0
-    return out
