@@ -156,3 +156,23 @@ def test_threads_of_a_trainer_may_be_its_loader(
 )
 def test_other_threads_are_not(rows: list[Row], rules: Sequence[Rule]) -> None:
     assert causes(rows, rules) == {}
+
+
+@pytest.mark.parametrize(("sleeps_every", "whole"), [(12, True), (2, False)])
+def test_what_few_readings_leave_unknown_of_a_busy_worker_is_like_the_rest(
+    sleeps_every: int, whole: bool
+) -> None:
+    """A worker that is blocked in reads, but for every so many readings that find it asleep."""
+    blocked = Act(run=0.02, ready=0.0, state="D", channel="folio_wait_bit_common")
+    acts = [(1.0, SLEEPS if second % sleeps_every == 0 else blocked) for second in range(SECONDS)]
+    rows = [*trainer(WAITS, [0.5]), *told(0.5)]
+    rows += process(101, acts, kind="data_worker", parent=100, started=-4.0)
+    rows.append(about(101, started=-4.0))
+    with connect(rows) as con:
+        engine.fill(con)
+        found = con.execute(
+            "SELECT avg(loader_cpu_ratio + loader_runq_ratio + loader_io_ratio) FROM evidence"
+        ).fetchone()
+    assert found is not None
+    assert (found[0] >= 0.96) == whole
+    assert (found[0] <= 0.75) == (not whole)

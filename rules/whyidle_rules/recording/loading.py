@@ -175,10 +175,15 @@ def workers(table: Table, rows: slice, main: Shares, loader: Loader, told: Told 
     if told is not None and told.workers is not None:
         count = np.full(len(count), float(told.workers))
     table.put("loader_workers", rows, count)
-    table.put("loader_cpu_ratio", rows, did.run)
-    table.put("loader_runq_ratio", rows, did.ready)
-    table.put("loader_io_ratio", rows, did.io)
-    table.put("loader_network_ratio", rows, loader.network)
+    # Who is waited for is not idle: what few readings leave unknown of workers that are busy for
+    # nearly all of their time is like the rest of it.
+    busy = did.run + did.ready + did.io + np.nan_to_num(loader.network)
+    rest = _ramp(busy, SATURATED_RATIOS) * np.maximum(0.0, 1.0 / np.maximum(busy, 1e-9) - 1.0)
+    rest = np.nan_to_num(rest)  # of what is not known, nothing is like the rest
+    table.put("loader_cpu_ratio", rows, did.run * (1.0 + rest))
+    table.put("loader_runq_ratio", rows, did.ready * (1.0 + rest))
+    table.put("loader_io_ratio", rows, did.io * (1.0 + rest))
+    table.put("loader_network_ratio", rows, loader.network * (1.0 + rest))
     table.put("data_wait_inferred", rows, loader.own | (told is None))
 
 
