@@ -282,7 +282,9 @@ def test_gpudirect(
     tmp_path: Path,
 ) -> None:
     found = told(tmp_path, pair({**port(carried), **files}, without=without))
-    assert accused(found) == {f"collective/{'gpudirect_off' if speaks else 'transfer_ib'}"}
+    # What all spin longer than their bytes take, nobody can tell from waiting in turns.
+    accusations = accused(found) - {"collective/exposed"}
+    assert accusations == {f"collective/{'gpudirect_off' if speaks else 'transfer_ib'}"}
     if speaks:
         (finding,) = [one for one in found.findings if one.rule == "gpudirect_off"]
         assert "neither nvidia_peermem nor the open GPU driver is loaded" in finding.says

@@ -121,11 +121,6 @@ TRACED: tuple[Column, ...] = (
     _seconds("coll_wait_s", "Part of coll_s spent waiting for the last rank to come.", "coll_s"),
     _seconds("coll_gone_s", "Part of coll_s spent waiting for a rank that was gone.", "coll_s"),
     _seconds("coll_transfer_s", "Part of coll_s after the last rank had come.", "coll_s"),
-    _seconds(
-        "coll_even_s",
-        "Part of coll_s that all ranks waited alike, as when another is late in each step.",
-        "coll_s",
-    ),
     Column(
         name="coll_transport",
         type="VARCHAR",
@@ -239,6 +234,11 @@ _RECORDED: tuple[Column, ...] = (
     _seconds(
         "coll_small_s",
         "Part of coll_s moving data in collectives so small that they take their latency.",
+        "coll_s",
+    ),
+    _seconds(
+        "coll_even_s",
+        "Part of coll_s that all ranks waited alike, as when another is late in each step.",
         "coll_s",
     ),
     _ratio(
