@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     pass
 
 INTERRUPTED = 130
+_QUERY_INTERRUPTED = "Query interrupted"
 # The module of the keeper that `whyidle agent` starts.
 KEEPER = "whyidle_rules.live.keeper"
 _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -142,6 +143,12 @@ def _guarded(run: Callable[[], int]) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     except KeyboardInterrupt:
+        sys.stderr.write("interrupted.\n")
+        return INTERRUPTED
+    except RuntimeError as error:
+        # What DuckDB makes of Ctrl-C while it binds a query.
+        if str(error) != _QUERY_INTERRUPTED:
+            raise
         sys.stderr.write("interrupted.\n")
         return INTERRUPTED
     except BrokenPipeError:
