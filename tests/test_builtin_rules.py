@@ -103,7 +103,9 @@ PIECES: list[tuple[str, dict[str, float | int | str | None], str]] = [
     ),
     (
         "p2p_s",
-        dict.fromkeys(("bubble_schedule_s", "bubble_imbalance_s", "bubble_late_s")),
+        dict.fromkeys(
+            ("bubble_schedule_s", "bubble_imbalance_s", "bubble_late_s", "bubble_even_s")
+        ),
         "pipeline_bubble/exposed",
     ),
 ]
@@ -164,7 +166,7 @@ def test_removing_evidence_never_raises_a_cause(data: st.DataObject) -> None:
     gone = data.draw(st.sets(st.sampled_from(COLUMNS), min_size=1, max_size=4))
     for parts in (
         {"coll_wait_s", "coll_gone_s", "coll_transfer_s"},
-        {"bubble_schedule_s", "bubble_imbalance_s", "bubble_late_s"},
+        {"bubble_schedule_s", "bubble_imbalance_s", "bubble_late_s", "bubble_even_s"},
     ):
         if gone & parts:
             gone |= data.draw(st.sampled_from([set[str](), parts]))
