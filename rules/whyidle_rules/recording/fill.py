@@ -181,10 +181,17 @@ def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -
     maybe = _maybe_data(proc, main, loader.own)
     _rest(table, gpu, proc, rows, main, certain_rest, maybe)
     if told is None:
-        starts = table.columns["startup_s"][rows]
+        _start(table, proc, rows, centres)
+
+
+def _start(table: Table, proc: Proc, rows: slice, centres: Ints) -> None:
+    """Take from a process's start-up what it was blocked in bulk reads for."""
+    starts = table.columns["startup_s"][rows]
+    reading = 0.0 * starts
+    if (starts > 0).any():
         reading = starts * np.where(starts > 0, lifecycle.blocked_reading(proc, centres), 0.0)
-        table.put("startup_read_s", rows, reading)
-        table.put("startup_s", rows, starts - np.nan_to_num(reading))
+    table.put("startup_read_s", rows, reading)
+    table.put("startup_s", rows, starts - np.nan_to_num(reading))
 
 
 def _identity(table: Table, rows: slice, proc: Proc, told: Told | None) -> None:

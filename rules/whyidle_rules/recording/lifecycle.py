@@ -83,6 +83,8 @@ def blocked_reading(proc: Proc, centres: Ints) -> Floats:
         return np.full(len(centres), np.nan)
     blocked = proc.rows["io"].astype(np.float64)[told]
     read = [proc.rows[name].astype(np.float64)[told] for name in ("rchar_bytes", "read_bytes")]
+    if np.isnan(read).all():
+        return np.full(len(centres), np.nan)
     for first, last in zip(*runs(blocked > 0), strict=True):
         after = min(last + 1, len(times) - 1)
         # A long read counts when it ends.

@@ -57,13 +57,15 @@ def alone(proc: Proc, centres: Ints) -> Truths:
     """Return at which times a process wrote in bulk within a second, and read less than that."""
     own = proc.rows
     times = own["mono_ns"].astype(np.int64)
-    near = {
-        name: counter(times, own[name], gap_ns=GAP_NS).around(centres, WRITES_HALF_NS, 0)[0]
-        for name in ("write_bytes", "wchar_bytes", "read_bytes", "rchar_bytes")
-    }
-    wrote = np.fmax(near["write_bytes"], near["wchar_bytes"])
-    read = np.fmax(near["read_bytes"], near["rchar_bytes"])
-    return np.asarray((wrote >= BULK_WRITE_BYTES) & (read < wrote))
+
+    def most(*names: str) -> Floats:
+        near = (counter(times, own[name], gap_ns=GAP_NS) for name in names)
+        return np.asarray(np.fmax(*(each.around(centres, WRITES_HALF_NS, 0)[0] for each in near)))
+
+    wrote = most("write_bytes", "wchar_bytes")
+    bulk = wrote >= BULK_WRITE_BYTES
+    # Few ever do, and nobody else's reads have to be counted.
+    return bulk & (most("read_bytes", "rchar_bytes") < wrote) if bulk.any() else bulk
 
 
 def _while_written(grows: Truths, blocked: Truths) -> Floats:
