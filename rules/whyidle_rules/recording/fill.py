@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from whyidle_rules.intervals import Ints
 from whyidle_rules.recording import lifecycle, loading, phases, spin, writing
 from whyidle_rules.recording.columns import Columns, Table
 from whyidle_rules.recording.exposure import exposed
