@@ -281,3 +281,19 @@ def test_an_export_of_a_newer_schema_is_refused(mixed: Path, tmp_path: Path) -> 
 
 def test_a_manifest_is_not_needed(mixed: Path) -> None:
     assert not (mixed / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("left", [0, 3000])
+def test_a_truncated_file_of_an_export_is_named_and_the_rest_is_read(
+    left: int, tmp_path: Path
+) -> None:
+    kept = Path(__file__).parents[1] / "fixtures" / "stalls" / "pipeline-few" / "recording"
+    shutil.copytree(kept, tmp_path / "export")
+    (victim,) = (tmp_path / "export" / "process").rglob("*.parquet")
+    with victim.open("r+b") as file:
+        file.truncate(left)
+    with Recording([tmp_path / "export"]) as recording:
+        assert [damaged.path for damaged in recording.damaged] == [victim]
+        assert recording.con.execute("SELECT count(*) FROM process").fetchone() == (0,)
+        (rows,) = recording.con.execute("SELECT count(*) FROM gpu_activity").fetchone() or (0,)
+        assert rows > 100

@@ -231,7 +231,7 @@ class Recording:
 
     def _view(self, spec: Table) -> str:
         parts = [_select(spec, catalog) for catalog in self._catalogs]
-        parts += [_select_export(self.con, spec, export) for export in self._exports]
+        parts += [self._select_export(spec, export) for export in self._exports]
         chosen = [part for part in parts if part is not None]
         if not chosen:
             columns = ", ".join(
@@ -241,6 +241,32 @@ class Recording:
                 f"SELECT NULL::VARCHAR AS node, NULL::VARCHAR AS boot_id, {columns} WHERE false"
             ]
         return f"CREATE VIEW {identifier(spec.name)} AS {' UNION ALL '.join(chosen)}"
+
+    def _select_export(self, spec: Table, export: Path) -> str | None:
+        folder = export / spec.name
+        files = sorted(folder.glob("*/*/*.parquet"))
+        if not files:
+            return None
+        try:
+            return _select_files(self.con, spec, quoted(str(folder / "*" / "*" / "*.parquet")))
+        except duckdb.InterruptException:
+            raise
+        except duckdb.Error:
+            good = [path for path in files if self._is_parquet(path)]
+        if len(good) == len(files):
+            raise UserError(f"{folder} cannot be read as one table: export the recording anew")
+        listed = ", ".join(quoted(str(path)) for path in good)
+        return _select_files(self.con, spec, f"[{listed}]") if good else None
+
+    def _is_parquet(self, path: Path) -> bool:
+        try:
+            self.con.execute(f"DESCRIBE SELECT * FROM {_parquet(quoted(str(path)))}")
+        except duckdb.InterruptException:
+            raise
+        except duckdb.Error as error:
+            self.damaged.append(Damaged(path=path, why=first_line(error)))
+            return False
+        return True
 
     def _drop_damaged(self) -> bool:
         """Look for parts that cannot be read through, leave them out; say whether any was found."""
@@ -285,14 +311,15 @@ def _select(spec: Table, catalog: _Catalog) -> str | None:
     )
 
 
-def _select_export(con: duckdb.DuckDBPyConnection, spec: Table, export: Path) -> str | None:
-    folder = export / spec.name
-    if not any(folder.glob("*/*/*.parquet")):
-        return None
-    source = (
-        f"read_parquet({quoted(str(folder / '*' / '*' / '*.parquet'))}, hive_partitioning = true, "
+def _parquet(files: str) -> str:
+    return (
+        f"read_parquet({files}, hive_partitioning = true, "
         "hive_types = {'node': VARCHAR, 'hour': VARCHAR}, union_by_name = true)"
     )
+
+
+def _select_files(con: duckdb.DuckDBPyConnection, spec: Table, files: str) -> str:
+    source = _parquet(files)
     held = {str(row[0]) for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
     columns = ", ".join(
         f"{identifier(column.name)}::{column.type} AS {identifier(column.name)}"
