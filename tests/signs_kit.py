@@ -88,6 +88,7 @@ class Chip:
             return found
         answers: dict[str, Answer] = {
             "gpm_worked": True,
+            "gpm_pipes": None,
             "UtilizationRates": (round(self._story.gpu(now)[0]), 10),
             "CudaComputeCapability": (9, 0),
             "Name": "NVIDIA H100 80GB HBM3",

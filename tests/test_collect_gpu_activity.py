@@ -12,8 +12,8 @@ import pytest
 from gpu_agent import GpuAgent
 from vgpu import Count, MigDevice, Standin, standin
 from vgpu.ask import Failed
-from whyidle.collect.gpu_activity import METRICS, gpm_row, parse_gpm
-from whyidle.collect.gpu_units import bytes_of_rate, percent
+from whyidle.collect.gpu_activity import METRICS, gpm_row
+from whyidle.collect.gpu_units import bytes_of_rate, gpm_window, percent
 from whyidle.nvml_fast import GPM_METRICS
 
 NS_PER_S = 1_000_000_000
@@ -41,8 +41,7 @@ def test_units() -> None:
 
 def test_a_row_of_a_window() -> None:
     values = (50.0, 40.0, 30.0, 20.0, 10.0, 5.0, 8.0, 16.0, 24.0, 32.0)
-    more = (1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 9.0, 12.0, 14.0)
-    row = gpm_row("GPU-1", (0, NS_PER_S, values + more), (51, 9))
+    row = gpm_row("GPU-1", (0, NS_PER_S, values), (51, 9))
     assert (row.mono_ns, row.t0_ns, row.t1_ns, row.source) == (NS_PER_S, 0, NS_PER_S, "gpm")
     ratios = (row.gr_active_ratio, row.sm_active_ratio, row.sm_occupancy_ratio)
     assert ratios == (0.5, 0.4, 0.3)
@@ -50,18 +49,11 @@ def test_a_row_of_a_window() -> None:
     assert row.fp32_active_ratio == 0.05
     assert (row.pcie_tx_bytes, row.pcie_rx_bytes) == (8 * MIB, 16 * MIB)
     assert (row.nvlink_rx_bytes, row.nvlink_tx_bytes) == (24 * MIB, 32 * MIB)
-    assert (row.integer_active_ratio, row.tensor_hmma_ratio) == (0.01, 0.02)
-    assert (row.tensor_imma_ratio, row.tensor_dfma_ratio, row.tensor_dmma_ratio) == (
-        *(0.03, 0.04),
-        0.06,
-    )
-    assert (row.fp64_active_ratio, row.fp16_active_ratio) == (0.07, 0.09)
-    assert (row.c2c_tx_bytes, row.c2c_rx_bytes) == (12 * MIB, 14 * MIB)
     assert (row.utilization_ratio, row.memory_utilization_ratio) == (0.51, 0.09)
 
 
 def test_refused_parts_are_none() -> None:
-    row = gpm_row("GPU-1", (0, 1, (50.0, (4,), *[None] * 17)), None)
+    row = gpm_row("GPU-1", (0, 1, (50.0, (4,), *[None] * 8)), None)
     assert row.gr_active_ratio == 0.5
     assert row.sm_active_ratio is row.utilization_ratio is row.pcie_tx_bytes is None
 
@@ -69,25 +61,23 @@ def test_refused_parts_are_none() -> None:
 @pytest.mark.parametrize("answer", [None, (1, 2), (1, 2, (1.0,)), ("a", 2, (1.0,) * 10), 7])
 def test_what_is_no_window_is_refused(answer: object) -> None:
     with pytest.raises(ValueError, match="gpm"):
-        parse_gpm(answer)  # type: ignore[arg-type]
+        gpm_window("gpm", answer, 10)  # type: ignore[arg-type]
 
 
 def test_the_order_of_metrics_is_that_of_the_answer() -> None:
     assert METRICS == GPM_METRICS
 
 
-def test_a_journal_of_before_has_ten_values() -> None:
-    _, _, values = parse_gpm((1, 2, (1.0,) * 10))
-    assert values == (1.0,) * 10 + (None,) * 9
+def test_a_journal_of_before_has_more_values() -> None:
+    _, _, values = gpm_window("gpm", (1, 2, (1.0,) * 10 + (2.0,) * 9), len(METRICS))
+    assert values == (1.0,) * 10
 
 
 def test_what_the_gpu_does_is_what_the_row_says(node: Standin, agent: GpuAgent) -> None:
     node.state.gpus[1].run(
         gr=0.6, sm=0.5, tensor=0.3, dram=0.2, pcie_tx=1e9, pcie_rx=2e9, nvlink_tx=1e9, nvlink_rx=3e9
     )
-    node.state.gpus[1].run(integer=0.11, hmma=0.12, imma=0.13, dfma=0.14, dmma=0.15, fp64=0.16)
-    node.state.gpus[1].run(fp32=0.17, fp16=0.18, c2c_tx=5e9, c2c_rx=6e9)
-    node.state.gpus[1].c2c()
+    node.state.gpus[1].run(fp32=0.17)
     rows, problems = agent.window()
     assert problems == []
     assert [row["uuid"] for row in rows] == [gpu.uuid for gpu in node.state.gpus]
@@ -103,26 +93,22 @@ def test_what_the_gpu_does_is_what_the_row_says(node: Standin, agent: GpuAgent) 
     assert row["pcie_rx_bytes"] == pytest.approx(2e9 * window_s, rel=0.02)
     assert row["nvlink_tx_bytes"] == pytest.approx(18e9 * window_s, rel=0.02)
     assert row["nvlink_rx_bytes"] == pytest.approx(54e9 * window_s, rel=0.02)
-    names = ("integer_active", "tensor_hmma", "tensor_imma", "tensor_dfma", "tensor_dmma")
-    found = [row[f"{name}_ratio"] for name in (*names, *("fp64_active", "fp32_active"))]
-    assert found == pytest.approx([0.11, 0.12, 0.13, 0.14, 0.15, 0.16, 0.17], abs=0.001)
-    assert row["fp16_active_ratio"] == pytest.approx(0.18, abs=0.001)
-    assert row["c2c_tx_bytes"] == pytest.approx(5e9 * window_s, rel=0.02)
-    assert row["c2c_rx_bytes"] == pytest.approx(6e9 * window_s, rel=0.02)
+    assert row["fp32_active_ratio"] == pytest.approx(0.17, abs=0.001)
     assert rows[0]["gr_active_ratio"] == 0.0
-    assert rows[0]["c2c_tx_bytes"] is None, "no such link: not 0"
 
 
 def test_what_is_not_offered_is_said_once(node: Standin, agent: GpuAgent) -> None:
     agent.window()
-    agent.window()
     uuid = node.state.gpus[0].uuid
-    told = [text for subject, text in agent.notes() if subject == f"{uuid} GPM"]
-    assert told == ["some metrics are not offered: 100, 101"]
     node.state.gpus[0].gpm(without=[3])
     agent.window()
+    agent.window()
     told = [text for subject, text in agent.notes() if subject == f"{uuid} GPM"]
-    assert told[1:] == ["some metrics are not offered: 3, 100, 101"]
+    assert told == ["some metrics are not offered: 3"]
+    node.state.gpus[0].gpm(without=[3, 5])
+    agent.window()
+    told = [text for subject, text in agent.notes() if subject == f"{uuid} GPM"]
+    assert told[1:] == ["some metrics are not offered: 3, 5"]
 
 
 def test_the_first_run_has_no_window_and_a_soon_one_neither(agent: GpuAgent) -> None:

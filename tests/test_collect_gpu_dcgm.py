@@ -104,6 +104,20 @@ def test_each_reading_stands_for_the_time_since_the_last(tmp_path: Path) -> None
     assert again.t0_ns == one.t1_ns, "windows touch"
 
 
+def test_pipes_are_rows_of_their_own(tmp_path: Path) -> None:
+    clock, exporter = VirtualClock(BEGIN_NS), _Exporter()
+    host, collect = host_with(exporter, clock, tmp_path), GPU_DCGM.make()
+    exporter.page = sample("SM_ACTIVE", ONE, 0.5) + sample("PIPE_FP64_ACTIVE", ONE, 0.25)
+    gather(collect, host)
+    clock.advance(NS_PER_S)
+    (activity, pipe), problems = gather(collect, host)
+    assert problems == []
+    assert (activity.TABLE, activity.sm_active_ratio) == ("gpu_activity", 0.5)
+    assert (pipe.TABLE, pipe.source, pipe.uuid) == ("gpu_pipe", "dcgm", ONE)
+    assert (pipe.fp64_active_ratio, pipe.fp16_active_ratio) == (0.25, None)
+    assert (pipe.t0_ns, pipe.t1_ns) == (BEGIN_NS, BEGIN_NS + NS_PER_S)
+
+
 def test_where_gpm_tells_nothing_is_added(tmp_path: Path) -> None:
     clock, exporter = VirtualClock(BEGIN_NS), _Exporter()
     host, collect = host_with(exporter, clock, tmp_path), GPU_DCGM.make()

@@ -106,9 +106,9 @@ def test_slow_values_are_read_every_five_seconds_and_null_between(running: Job) 
     assert len({sum(row.rss_bytes is not None for row in rows.values()) for rows in seen}) > 1
 
 
-@pytest.mark.parametrize(("count", "every"), [(4, 1), (8, 2), (9, 3), (20, 3)])
+@pytest.mark.parametrize(("count", "every"), [(4, 1), (5, 2), (6, 2), (8, 3), (20, 3)])
 def test_many_workers_take_turns_once_they_are_known(running: Job, count: int, every: int) -> None:
-    """At least three of a trainer are read each second, and each at least every third second."""
+    """Two or three of a trainer are read each second, and each at least every third second."""
     workers = range(400, 400 + count)
     for pid in (250, 251):
         running.end(pid)
@@ -119,7 +119,7 @@ def test_many_workers_take_turns_once_they_are_known(running: Job, count: int, e
         running.step()
     seen = [set(running.step()[0]) for _ in range(12)]
     assert all({RANK0, RANK1, 350, 351} <= each for each in seen)
-    assert all(len(each & set(workers)) >= min(count, 3) for each in seen)
+    assert all(len(each & set(workers)) >= 2 for each in seen)
     assert all(sum(pid in each for each in seen) == 12 // every for pid in workers)
     put(running.root, [worker(500, RANK0)])
     assert all(500 in running.step()[0] for _ in range(8)), "one that is new is read at once"

@@ -19,6 +19,7 @@ ABOUT: Mapping[str, tuple[str, str]] = MappingProxyType(
         "gpu_info": ("GPUs", "models, driver, MIG, NVLink domain"),
         "gpu_process": ("GPUs", "which process is on which GPU"),
         "gpu_nvlink": ("GPUs", "NVLink by link: bytes, errors"),
+        "gpu_pipe": ("GPUs", "which pipes work: tensor, FP64, integer, C2C"),
         "gpu_total": ("GPUs", "totals since boot, of newer drivers"),
         "gpu_event": ("GPUs", "Xids from the driver"),
         "xid": ("GPUs", "Xids from the kernel log"),

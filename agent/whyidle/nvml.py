@@ -32,7 +32,7 @@ import pynvml
 
 from whyidle.clock import NS_PER_S, Clock
 from whyidle.host import Answer, Argument, NvmlError, NvmlUnavailableError
-from whyidle.nvml_device import Device, Open, close, drop, function, gpm_of
+from whyidle.nvml_device import Device, Open, close, drop, function, gpm_of, pipes_of
 from whyidle.nvml_events import take
 from whyidle.nvml_fast import Fields, Library, Ring, check
 from whyidle.nvml_rare import CONTEXTS, RARE, SYSTEM, ask, devices, memory_bytes, plain
@@ -127,6 +127,7 @@ class Nvml:
             "Samples": self._samples,
             "UtilizationRates": self._utilization,
             "gpm": self._gpm,
+            "gpm_pipes": self._gpm_pipes,
             "gpm_sample": self._gpm_sample,
             "gpm_windows": self._gpm_windows,
             "gpm_values": self._gpm_values,
@@ -245,6 +246,11 @@ class Nvml:
         if window is not None:
             self._tell_gpm(uuid, True)
         return window
+
+    def _gpm_pipes(self, opened: Open, uuid: Argument, *ids: Argument) -> Answer:
+        device = self._device(opened, uuid)
+        pipes = pipes_of(opened, device, tuple(map(int, ids)))
+        return None if pipes is None else pipes.window(self._clock)
 
     def _gpm_sample(self, opened: Open, *uuids: Argument) -> Answer:
         found: list[Answer] = []

@@ -9,7 +9,16 @@ from typing import Any
 import pynvml
 
 from whyidle.host import Answer, Argument, NvmlError
-from whyidle.nvml_fast import ABSENT, NOT_SUPPORTED, Buffer, Fields, Gpm, Library, Ring
+from whyidle.nvml_fast import (
+    ABSENT,
+    NOT_SUPPORTED,
+    PAIR_SAMPLES,
+    Buffer,
+    Fields,
+    Gpm,
+    Library,
+    Ring,
+)
 from whyidle.nvml_rare import ask
 
 
@@ -21,6 +30,8 @@ class Device:
     parent: Any | None = None
     instance: int | None = None
     gpm: Gpm | None = None
+    # Of some seconds each, with samples of its own.
+    pipes: Gpm | None = None
     # Asked once: the answer does not change while the handle is good.
     gpm_refused: NvmlError | None = None
     fields: dict[tuple[Argument, ...], Fields] = field(default_factory=dict)
@@ -71,8 +82,11 @@ def function(opened: Open, call: str, names: tuple[str, ...]) -> Callable[..., A
 def drop(opened: Open, uuid: str) -> None:
     """Let go of a device: its samples are freed."""
     device = opened.devices.pop(uuid, None)
-    if device is not None and device.gpm is not None:
-        device.gpm.free()
+    if device is None:
+        return
+    for gpm in (device.gpm, device.pipes):
+        if gpm is not None:
+            gpm.free()
 
 
 def close(opened: Open) -> None:
@@ -97,6 +111,16 @@ def gpm_of(opened: Open, device: Device) -> Gpm:
     if device.gpm is None:
         device.gpm = _make_gpm(opened, device)
     return device.gpm
+
+
+def pipes_of(opened: Open, device: Device, metrics: tuple[int, ...]) -> Gpm | None:
+    """Return what tells a device's pipes; None until its GPM has been seen to work."""
+    if device.gpm is None or not device.gpm.worked:
+        return None
+    if device.pipes is None:
+        sampled = device.handle if device.instance is None else device.parent
+        device.pipes = Gpm(opened.library, sampled, device.instance, metrics, samples=PAIR_SAMPLES)
+    return device.pipes
 
 
 def _make_gpm(opened: Open, device: Device) -> Gpm:

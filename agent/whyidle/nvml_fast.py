@@ -24,8 +24,10 @@ GPM_WINDOW_MIN_NS = 100_000_000
 GPM_WINDOW_MAX_NS = 60_000_000_000
 # Samples that are kept of a GPU: a second of them and some to spare.
 _RING_SAMPLES = 12
+# Of windows that are asked for as they end.
+PAIR_SAMPLES = 3
 # nvmlGpmMetricId_t of what "gpm" answers, in this order.
-GPM_METRICS = (1, 2, 3, 5, 10, 12, 20, 21, 60, 61, 4, 7, 9, 6, 8, 11, 13, 100, 101)
+GPM_METRICS = (1, 2, 3, 5, 10, 12, 20, 21, 60, 61)
 # Means all links together in the scopeId of an NVLink field.
 _ALL_LINKS = 0xFFFFFFFF
 _NVLINK_FIELDS = frozenset({138, 139, 140, 141})
@@ -250,22 +252,19 @@ class Gpm:
     """
 
     __slots__ = (
-        "_addresses",
-        "_get",
-        "_handle",
-        "_instance",
-        "_latest",
-        "_latest_ns",
-        "_library",
-        "_metrics",
-        "_open",
-        "_pair",
-        "_ready",
-        "_samples",
-        "worked",
+        *("_addresses", "_asked", "_get", "_handle", "_instance", "_latest", "_latest_ns"),
+        *("_library", "_metrics", "_open", "_pair", "_ready", "_samples", "worked"),
     )
 
-    def __init__(self, library: Library, handle: Any, instance: int | None) -> None:
+    def __init__(
+        self,
+        library: Library,
+        handle: Any,
+        instance: int | None,
+        metrics: tuple[int, ...] = GPM_METRICS,
+        samples: int = _RING_SAMPLES,
+    ) -> None:
+        self._asked = metrics
         self._library = library
         self._handle = handle
         self._instance = instance
@@ -276,7 +275,7 @@ class Gpm:
             "nvmlGpmSampleGet" if instance is None else "nvmlGpmMigSampleGet"
         )
         self._samples: list[Any] = []
-        for _ in range(_RING_SAMPLES):
+        for _ in range(samples):
             self._samples.append(_allocate(library))
         self._addresses = [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self._samples]
         self._latest = 0
@@ -291,7 +290,7 @@ class Gpm:
         """Sample; return (t0_ns, t1_ns, values) of the window that this ends, or None.
 
         None: it is the first, or too soon. Times are those of the monotonic clock half way through
-        the samples; values are in the order of GPM_METRICS, in percent and MiB/s.
+        the samples; values are in the order of its metrics, in percent and MiB/s.
         """
         if not self.sample(clock):
             return None
@@ -303,10 +302,10 @@ class Gpm:
         began, before = mono_ns(), self._latest_ns
         if before is not None and began - before < GPM_WINDOW_MIN_NS:
             return False
-        if len(self._open) >= _RING_SAMPLES - 2:
+        if len(self._open) >= len(self._samples) - 2:
             self._evaluate_open()  # nobody asked in time: what they are made of is overwritten next
         older = self._latest
-        target = (older + 1) % _RING_SAMPLES
+        target = (older + 1) % len(self._samples)
         self._latest_ns = self._pair = None  # should it fail, neither sample is a beginning
         if self._instance is None:
             code = self._get(self._handle, self._samples[target])
@@ -336,7 +335,7 @@ class Gpm:
     def _evaluate_open(self) -> None:
         opened, self._open = self._open, []
         for t0, t1, pair in opened:
-            self._ready.append((t0, t1, self._evaluate(pair, GPM_METRICS)))
+            self._ready.append((t0, t1, self._evaluate(pair, self._asked)))
             self.worked = True
 
     def _evaluate(self, pair: tuple[int, int], metrics: tuple[int, ...]) -> tuple[Answer, ...]:

@@ -118,6 +118,7 @@ class Machine:
             return self._gpm(gpu, now)
         answers: dict[str, Answer] = {
             "gpm_worked": True,
+            "gpm_pipes": None,
             "UtilizationRates": (round(self._busy[gpu] * 100), 30),
             "MemoryInfo": (80 << 30, 1 << 30, 30 << 30, 49 << 30),
             "Processes": ((200 + gpu, 40 << 30),) if "compute" in args else (),

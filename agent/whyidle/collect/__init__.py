@@ -17,6 +17,7 @@ from whyidle.collect.gpu_dcgm import GPU_DCGM
 from whyidle.collect.gpu_event import GPU_EVENT
 from whyidle.collect.gpu_info import GPU_INFO
 from whyidle.collect.gpu_nvlink import GPU_NVLINK
+from whyidle.collect.gpu_pipe import GPU_PIPE
 from whyidle.collect.gpu_process import GPU_PROCESS
 from whyidle.collect.gpu_state import GPU_STATE
 from whyidle.collect.gpu_total import GPU_TOTAL
@@ -47,6 +48,7 @@ ALL: tuple[Collector, ...] = (
     PROBE,
     GPU_STATE,
     GPU_TOTAL,
+    GPU_PIPE,
     GPU_EVENT,
     GPU_DCGM,
     GPU_PROCESS,

@@ -24,16 +24,24 @@ from whyidle.collect.gpu_list import (
     value,
     whole,
 )
-from whyidle.collect.gpu_units import Notes, bytes_of_rates, kib, pair, percent, percents
+from whyidle.collect.gpu_units import (
+    GpmWindow,
+    Notes,
+    bytes_of_rates,
+    gpm_window,
+    kib,
+    pair,
+    percent,
+    percents,
+)
 from whyidle.host import Answer, Host, NvmlError
 from whyidle.schema import GpuActivity, GpuTraffic
 
 # Where GPM tells, utilization is only there to compare with what other tools show.
 _COARSE_EVERY_NS = NS_PER_S
 # nvmlGpmMetricId_t of an answer to "gpm", in its order: nvml_fast.GPM_METRICS. Old journals have
-# the first ten.
-METRICS = (1, 2, 3, 5, 10, 12, 20, 21, 60, 61, 4, 7, 9, 6, 8, 11, 13, 100, 101)
-_LEAST = 10
+# more behind them. The rest of what GPM tells is in `gpu_pipe`.
+METRICS = (1, 2, 3, 5, 10, 12, 20, 21, 60, 61)
 _NUMBERS, _NUMBERS_OR_NONE = frozenset({float}), frozenset({float, type(None)})
 _NVLINK_RX, _NVLINK_TX = METRICS.index(60), METRICS.index(61)
 _NO_GPM = (
@@ -42,29 +50,11 @@ _NO_GPM = (
 )
 
 
-def parse_gpm(answer: Answer) -> tuple[int, int, tuple[Answer, ...]]:
-    """Return t0, t1 and the values of an answer to "gpm", None for those that it lacks."""
-    if isinstance(answer, LISTS) and len(answer) == 3:
-        t0, t1 = whole(answer[0]), whole(answer[1])
-        values = tuple(answer[2]) if isinstance(answer[2], LISTS) else ()
-        if t0 is not None and t1 is not None and len(values) >= _LEAST:
-            if len(values) < len(METRICS):
-                values += (None,) * (len(METRICS) - len(values))
-            return t0, t1, values
-    raise ValueError(f"gpm: {answer!r} is not (t0, t1, at least ten values)")
-
-
-def gpm_row(
-    uuid: str, window: tuple[int, int, tuple[Answer, ...]], utilization: Answer
-) -> GpuActivity:
+def gpm_row(uuid: str, window: GpmWindow, utilization: Answer) -> GpuActivity:
     """Return the row of a GPM window."""
     t0, t1, values = window
-    gr, sm, occupancy, tensor, dram, fp32, integer, hmma, imma, dfma, dmma, fp64, fp16 = percents(
-        values[:6] + values[_LEAST:17]
-    )
-    tx, rx, nvlink_rx, nvlink_tx, c2c_tx, c2c_rx = bytes_of_rates(
-        values[6:_LEAST] + values[17 : len(METRICS)], t1 - t0
-    )
+    gr, sm, occupancy, tensor, dram, fp32 = percents(values[:6])
+    tx, rx, nvlink_rx, nvlink_tx = bytes_of_rates(values[6:], t1 - t0)
     busy, memory = pair(utilization)
     return GpuActivity(
         mono_ns=t1,
@@ -84,15 +74,6 @@ def gpm_row(
         nvlink_rx_bytes=nvlink_rx,
         utilization_ratio=percent(busy),
         memory_utilization_ratio=percent(memory),
-        integer_active_ratio=integer,
-        tensor_hmma_ratio=hmma,
-        tensor_imma_ratio=imma,
-        tensor_dfma_ratio=dfma,
-        tensor_dmma_ratio=dmma,
-        fp64_active_ratio=fp64,
-        fp16_active_ratio=fp16,
-        c2c_tx_bytes=c2c_tx,
-        c2c_rx_bytes=c2c_rx,
     )
 
 
@@ -198,7 +179,7 @@ class _Activity:
         """Yield the rows of the windows since the last turn of a second."""
         for gpu in self._gpus.ask(host):
             for window in self._rest(host, gpu.uuid):
-                yield gpm_row(gpu.uuid, parse_gpm(window), None)
+                yield gpm_row(gpu.uuid, gpm_window("gpm", window, len(METRICS)), None)
 
     def _rest(self, host: Host, uuid: str) -> tuple[Answer, ...]:
         """Return the windows that were not evaluated yet."""
@@ -209,7 +190,7 @@ class _Activity:
         self, host: Host, uuid: str, windows: tuple[Answer, ...], *, beside: bool
     ) -> Iterator[GpuActivity | GpuTraffic | Problem]:
         for window in windows:
-            parsed = parse_gpm(window)
+            parsed = gpm_window("gpm", window, len(METRICS))
             if self._is_news(uuid, parsed[2]):
                 yield from self._missing(host, uuid, parsed[2])
             # What other tools show is of now, and belongs to the newest.

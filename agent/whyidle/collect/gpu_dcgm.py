@@ -16,7 +16,7 @@ from typing import Any
 from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Collect, Collector, NoData
 from whyidle.host import Host
-from whyidle.schema import GpuActivity
+from whyidle.schema import GpuActivity, GpuPipe
 from whyidle.table import table_of
 
 # Ratios of 0 to 1 by field, in DCGM's old names and those since 4.6.
@@ -51,7 +51,10 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _RATE_LIMIT = 1e13
 # Over a pause this long a reading says nothing of most of it.
 _WINDOW_LIMIT_NS = 10 * NS_PER_S
-_UNKNOWN: Mapping[str, Any] = dict.fromkeys(column.name for column in table_of(GpuActivity).columns)
+_ACTIVITY = {column.name for column in table_of(GpuActivity).columns}
+_PIPE = {column.name for column in table_of(GpuPipe).columns}
+_NO_ACTIVITY: Mapping[str, Any] = dict.fromkeys(_ACTIVITY)
+_NO_PIPE: Mapping[str, Any] = dict.fromkeys(_PIPE)
 
 
 def parse(text: str) -> dict[str, dict[str, float]]:
@@ -81,8 +84,10 @@ def _number(word: str, limit: float) -> float | None:
     return min(value, limit) if 0.0 <= value <= limit * 1.05 else None
 
 
-def row(uuid: str, values: Mapping[str, float], t0_ns: int, t1_ns: int) -> GpuActivity:
-    """Return the row of a GPU for a window."""
+def rows(
+    uuid: str, values: Mapping[str, float], t0_ns: int, t1_ns: int
+) -> Iterator[GpuActivity | GpuPipe]:
+    """Yield the rows of a GPU for a window."""
     window_s = (t1_ns - t0_ns) / NS_PER_S
     known: dict[str, Any] = {
         "mono_ns": t1_ns,
@@ -93,14 +98,18 @@ def row(uuid: str, values: Mapping[str, float], t0_ns: int, t1_ns: int) -> GpuAc
     }
     for column, value in values.items():
         known[column] = round(value, 6) if column.endswith("_ratio") else round(value * window_s)
-    return GpuActivity(**{**_UNKNOWN, **known})
+    pipes = {name: found for name, found in known.items() if name in _PIPE}
+    activity = {name: found for name, found in known.items() if name in _ACTIVITY}
+    yield GpuActivity(**{**_NO_ACTIVITY, **activity})
+    if values.keys() & pipes.keys():
+        yield GpuPipe(**{**_NO_PIPE, **pipes})
 
 
 def make() -> Collect:
     """Return the collector; it keeps when the exporter answered last."""
     last_ns: int | None = None
 
-    def collect(host: Host) -> Iterator[GpuActivity]:
+    def collect(host: Host) -> Iterator[GpuActivity | GpuPipe]:
         nonlocal last_ns
         try:
             page = host.ask("dcgm")
@@ -125,7 +134,7 @@ def make() -> Collect:
         better = told if isinstance(told, (tuple, list)) else ()
         for uuid, values in found.items():
             if uuid not in better:
-                yield row(uuid, values, before_ns, now_ns)
+                yield from rows(uuid, values, before_ns, now_ns)
 
     return collect
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from whyidle.clock import NS_PER_S
 from whyidle.collect.collector import Problem
 from whyidle.collect.gpu_list import LISTS, number, whole
 from whyidle.host import Answer
 
+# Its ends, in ns of the monotonic clock, and what its metrics say.
+GpmWindow: TypeAlias = tuple[int, int, tuple[Answer, ...]]
 MIB = 1 << 20
 KIB = 1 << 10
 # GPM has no finer truth than a ten-thousandth, and the digits below would cost 6 bytes a value.
@@ -65,6 +68,19 @@ def parts(answer: Answer, count: int) -> tuple[Answer, ...]:
     if isinstance(answer, LISTS) and len(answer) == count:
         return tuple(answer)
     return (None,) * count
+
+
+def gpm_window(call: str, answer: Answer, count: int) -> GpmWindow:
+    """Return t0, t1 and so many values of a window of GPM, None for those that it lacks.
+
+    Values beyond are left out: older journals have more. Raises ValueError for anything else.
+    """
+    if isinstance(answer, LISTS) and len(answer) == 3:
+        t0, t1 = whole(answer[0]), whole(answer[1])
+        values = tuple(answer[2]) if isinstance(answer[2], LISTS) else ()
+        if t0 is not None and t1 is not None and len(values) >= count:
+            return t0, t1, values[:count]
+    raise ValueError(f"{call}: {answer!r} is not (t0, t1, {count} values)")
 
 
 class Notes:

@@ -22,6 +22,7 @@ from whyidle.schema.fabric import (
 from whyidle.schema.gpu import (
     GpuActivity,
     GpuInfo,
+    GpuPipe,
     GpuProcess,
     GpuState,
     GpuTotal,
@@ -67,7 +68,7 @@ from whyidle.schema.storage import (
 )
 from whyidle.table import Row
 
-VERSION = 2
+VERSION = 3
 
 # Sorted by name, so that a forgotten or doubled table shows.
 TABLES: tuple[type[Row], ...] = (
@@ -90,6 +91,7 @@ TABLES: tuple[type[Row], ...] = (
     GpuDistance,
     GpuEvent,
     GpuInfo,
+    GpuPipe,
     GpuProcess,
     GpuState,
     GpuTotal,
@@ -157,6 +159,7 @@ __all__ = [
     "GpuDistance",
     "GpuEvent",
     "GpuInfo",
+    "GpuPipe",
     "GpuProcess",
     "GpuState",
     "GpuTotal",

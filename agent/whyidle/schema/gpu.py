@@ -96,6 +96,19 @@ class GpuActivity:
     memory_utilization_ratio: float | None = gauge(
         "Time in which memory was read or written, over the same time.", unit="ratio"
     )
+
+
+@table
+class GpuPipe:
+    """Which pipes a GPU kept busy over some seconds [t0, t1): what kind of work it did."""
+
+    TABLE: ClassVar[str] = "gpu_pipe"
+
+    mono_ns: int = key("When the window ended.", unit="ns")
+    uuid: str = key("NVML UUID of the GPU, or of the MIG device.")
+    source: str = label("gpm or dcgm, as in gpu_activity.")
+    t0_ns: int = gauge("Start of the window.", unit="ns")
+    t1_ns: int = gauge("End of the window.", unit="ns")
     integer_active_ratio: float | None = gauge(
         "Integer pipes busy (GPM 4).", unit="ratio", rounded=True
     )
