@@ -92,6 +92,11 @@ def test_ranks_that_take_turns_are_no_culprits() -> None:
     )
 
 
+def test_all_ranks_of_a_small_run_take_turns_too() -> None:
+    said = waiting_run(dict.fromkeys(range(3), 1.0), ranks=3).headline
+    assert "waiting in collectives for one or another of all 3 ranks, which was late" in said
+
+
 def test_a_cause_that_explains_part_of_the_waiting_says_so() -> None:
     run = waiting_run({1: 4.0})
     ledger = []

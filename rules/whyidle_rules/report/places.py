@@ -96,7 +96,9 @@ def waiting(group: RootGroup, gpus: Sequence[GpuLedger]) -> Waiting | None:
         return None
     known = cluster(gpus)
     target = known.who(late, {row.node for row in origins if row.node is not None})
-    if len(late) > _MAX_LATE:
+    # Many, or all there are, were not late at once: they took turns.
+    turns = len(late) > _MAX_LATE or (len(late) > 1 and late == known.ranks)
+    if turns:
         target = f"one or another of {target}"
     waits = [(gpu, math.fsum(gpu.waited_for.get(str(rank), 0.0) for rank in late)) for gpu in gpus]
     total = math.fsum(seconds for _, seconds in waits)
@@ -110,7 +112,7 @@ def waiting(group: RootGroup, gpus: Sequence[GpuLedger]) -> Waiting | None:
         subject, spent = "other GPUs", gpu_time(group.waited_s)
     return Waiting(
         sentence=f"{subject} spent {spent} waiting{in_what} for {target}",
-        pronoun="which was" if len(late) == 1 or len(late) > _MAX_LATE else "which were",
+        pronoun="which was" if turns or len(late) == 1 else "which were",
         explained=not waits or group.waited_s >= _EXPLAINED_RATIO * total,
         mostly=not waits or group.waited_s >= _MOSTLY_RATIO * total,
     )
