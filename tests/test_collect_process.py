@@ -63,6 +63,22 @@ def test_gpu_processes_and_their_descendants_are_watched(running: Job) -> None:
     }
 
 
+def test_proc_is_listed_when_a_pid_was_given_out_and_every_five_seconds(running: Job) -> None:
+    last = running.root / "proc/loadavg"
+    last.write_text("0.10 0.20 0.30 1/100 350\n")
+    running.step()
+    put(running.root, [worker(252, RANK0)])
+    assert 252 not in running.step()[0], "nothing has begun, as the kernel tells it"
+    last.write_text("0.10 0.20 0.30 1/100 252\n")
+    assert 252 in running.step()[0]
+    running.end(250)
+    assert 250 not in running.step()[0]
+    running.step()
+    put(running.root, [worker(253, RANK0)])
+    seen = [253 in running.step()[0] for _ in range(6)]
+    assert seen[-1] and sum(seen) < 6, "the last pid may be that of another namespace"
+
+
 def test_the_counters(running: Job) -> None:
     row = running.step()[0][RANK0]
     assert row.start_ns == 5_000 * 10_000_000

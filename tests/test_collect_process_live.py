@@ -116,9 +116,9 @@ def test_workers_are_found_and_reaping_shows_in_the_parent(tmp_path: Path) -> No
 
 def kept() -> int:
     """How many descriptors of /proc/PID this process holds."""
-    links = (str(path.resolve()) for path in Path("/proc/self/fd").iterdir())
-    own = f"/proc/{os.getpid()}/"
-    return sum(link.startswith("/proc/") and not link.startswith(own) for link in links)
+    links = (path.resolve().parts for path in Path("/proc/self/fd").iterdir())
+    pids = [parts[2] for parts in links if len(parts) > 3 and parts[1] == "proc"]
+    return sum(pid.isdigit() and pid != str(os.getpid()) for pid in pids)
 
 
 def test_descriptors_of_ended_processes_are_closed(tmp_path: Path) -> None:

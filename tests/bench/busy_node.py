@@ -25,7 +25,7 @@ PORTS = 8
 DISKS = 16
 # Processes that have nothing to do with the job, as a node has by the hundred.
 BYSTANDERS = 500
-_REAL = ("stat", "vmstat", "pressure", "self", "sys", "mounts")
+_REAL = ("stat", "loadavg", "vmstat", "pressure", "self", "sys", "mounts")
 _BYSTANDER = "{pid} (bystander) S 1 " + " ".join(["0"] * 48) + "\n"
 _PARTS = ("", "p1", "p2", "p3")
 _HERE = Path(__file__).parent

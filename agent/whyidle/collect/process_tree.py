@@ -1,7 +1,8 @@
 """Which processes are watched: those with a GPU context, a command under watch, and all below.
 
 A scan lists /proc (0.3 us an entry) and reads the parent of what is new only, so a node of 1,000
-processes costs 0.3 ms where reading them all costs 5 ms.
+processes costs 0.3 ms where reading them all costs 5 ms. It is left out for a few seconds while the
+last pid that was given out (/proc/loadavg) is the same: nothing has begun since.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Callable, Iterable
 
 from whyidle.clock import NS_PER_S
 from whyidle.collect.process_text import parse_stat
-from whyidle.host import Host
+from whyidle.host import Host, NotRecordedError
 
 # A pid that was used again between two scans, a second or two apart, looks old; a full scan finds
 # it. Kernels give all other pids out first, so that this is rare, and it reads every process.
 _FULL_EVERY_NS = 600 * NS_PER_S
+# The last pid is that of the reader's own namespace, and /proc may be of another.
+_LIST_EVERY_NS = 5 * NS_PER_S
 # More processes than any node's job has: a fork bomb must not blind or fill the recording.
 WATCHED_LIMIT = 1024
 
@@ -26,12 +29,18 @@ class ProcessTree:
     end its part in the job.
     """
 
-    __slots__ = ("_asked", "_full_ns", "_names", "_parents", "_roots", "overflow", "watched")
+    __slots__ = (
+        *("_asked", "_full_ns", "_last_pid", "_listed_ns", "_names", "_parents", "_roots"),
+        *("overflow", "watched"),
+    )
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
         self._roots: frozenset[int] = frozenset()
         self._full_ns: int | None = None
+        # When /proc was listed last, and the last pid that had been given out before that.
+        self._listed_ns = 0
+        self._last_pid: bytes | None = None
         self._names: tuple[str, ...] = ()
         self._asked: frozenset[int] = frozenset()
         self.watched: set[int] = set()
@@ -40,8 +49,14 @@ class ProcessTree:
     def scan(self, host: Host, roots: Iterable[int]) -> set[int]:
         """Bring the tree up to date; return the watched pids that have gone."""
         now_ns = host.clock.mono_ns()
-        names = host.names("proc")
         roots = frozenset(roots)
+        last_pid = _last_pid(host)
+        same = last_pid is not None and last_pid == self._last_pid
+        same = same and bool(self._names) and roots == self._asked
+        if same and now_ns - self._listed_ns < _LIST_EVERY_NS:
+            return set()
+        self._last_pid, self._listed_ns = last_pid, now_ns
+        names = host.names("proc")
         full = self._full_ns is None or now_ns - self._full_ns >= _FULL_EVERY_NS
         if not full and names == self._names and roots == self._asked:
             return set()
@@ -101,6 +116,15 @@ class ProcessTree:
             seen.add(pid)
             pid = self._parents.get(pid, 0)
         return False
+
+
+def _last_pid(host: Host) -> bytes | None:
+    """Return the pid that was given out last, None where the kernel does not say."""
+    try:
+        words = host.read_bytes("proc/loadavg").split()
+    except (OSError, NotRecordedError):
+        return None
+    return words[4] if len(words) > 4 else None
 
 
 def _parent(host: Host, pid: int) -> int | None:
