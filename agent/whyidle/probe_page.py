@@ -242,11 +242,6 @@ def parse_loaders(data: bytes, now_ns: int) -> Iterator[Loader]:
         yield _loader(slots, now_ns)
 
 
-def parse_loader(data: bytes, block: int, now_ns: int) -> Loader:
-    """Return one block, which is in use."""
-    return _loader(_LOADER.unpack_from(data, LOADERS_AT + block * LOADER_BYTES), now_ns)
-
-
 def _loader(slots: tuple[int, ...], now_ns: int) -> Loader:
     told = Loader._make(known(slots))
     waiting, arrived = told.waiting_since_ns, told.arrived_ns

@@ -2,6 +2,7 @@
 
     PYTHONPATH=tests python -m bench.bench_sampler                 a minute
     PYTHONPATH=tests python -m bench.bench_sampler --minutes 30    the soak: memory, every tick
+    PYTHONPATH=tests python -m bench.bench_sampler --everything    RDMA, NVMe-oF, NFS, the probe too
 
 8 stand-in GPUs, 8 ports, 16 disks, 72 real processes. CPU is each process's own clock, in ratio of
 one core: at a steady pace, and beside it with what starting cost, once. The bytes per value only
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from bench.recorded import Recorded, read
 DAY_S = 86_400
 WARM_UP_S = 8.0
 LOOK_EVERY_S = 5.0
+CONNECTIONS = 200
 _CPUCLOCK_SCHED = 2
 # Wakes as often as the fast lane does, and does nothing.
 EMPTY = """
@@ -139,9 +142,14 @@ class Result:
     recorded: Recorded
 
 
-def measure(folder: Path, seconds: float, *, peer: bool) -> Result:
+def measure(folder: Path, seconds: float, *, peer: bool, everything: bool = False) -> Result:
     """Run everything for a while and measure it."""
-    with busy_node(folder) as node, ExitStack() as stack:
+    with busy_node(folder, everything=everything) as node, ExitStack() as stack:
+        if everything:
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=200))
+            for _ in range(CONNECTIONS // 2):  # each is two sockets
+                stack.enter_context(socket.create_connection(server.getsockname()))
+                stack.enter_context(server.accept()[0])
         recording = folder / "recording"
         agent = [str(recording), "--node", "bench", "--root", str(node.root)]
         commands = {
@@ -261,11 +269,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--no-peer", action="store_true", help="leave nvitop-exporter out")
+    parser.add_argument("--everything", action="store_true", help="with fabric, storage, pages")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--keep", type=Path, help="leave the recording in this new folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="whyidle-bench-") as folder:
-        result = measure(Path(folder), options.minutes * 60, peer=not options.no_peer)
+        result = measure(
+            Path(folder),
+            options.minutes * 60,
+            peer=not options.no_peer,
+            everything=options.everything,
+        )
         if options.keep is not None:
             shutil.copytree(Path(folder, "recording"), options.keep)
     if options.json is not None:

@@ -32,6 +32,7 @@ PROCESSES = 72
 DESCRIPTORS = 12
 RUNS = 70
 GOAL_RATIO = 0.002
+DISKS = tuple(f"nvme{number}n1" for number in (*range(10, 18), *range(20, 28)))
 _CHILD = """
 import os, sys
 files = [open(sys.argv[1], "rb") for _ in range(4)]
@@ -65,9 +66,9 @@ def tree() -> Tree:
             node.links[f"sys/class/nvme/{controller}"] = place
             node.links[f"{own}/{controller}"] = place
             node.links[f"sys/block/nvme{number}c{leg}n1"] = path
-    line = " 259 {} nvme{}n1 600 0 76800 1200 9 0 88 5 3 1100 1200 0 0 0 0 0 0\n"
+    line = " 259 {} {} 600 0 76800 1200 9 0 88 5 3 1100 1200 0 0 0 0 0 0\n"
     node.files["proc/diskstats"] = "".join(
-        line.format(number, number) for number in (*range(10, 18), *range(20, 28))
+        line.format(number, disk) for number, disk in enumerate(DISKS)
     )
     stats = node.files["proc/self/mountstats"]
     more = stats[stats.index("device nas:/train") : stats.index("device nas:/train", 99)]

@@ -2,7 +2,9 @@
 
 The tree below `root` mixes both: /proc/PID of the 72 processes, /proc/stat and the like are links
 to the machine's own, so that reading them costs what it costs; /proc/diskstats and /proc/net/dev
-are files that are written anew once a second.
+are files that are written anew once a second. With `everything`, the fabric and the storage of the
+other two benches are in it too, RDMA ports and remote file systems count on, and trainers have the
+probe's pages.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import bench_fabric, bench_storage
+from fabric_kit import lay
 from vgpu import Process, Standin, standin
 
 GPUS = 8
@@ -40,6 +44,7 @@ class Counters:
     """Counters of disks and ports, which grow by chance as on a busy node."""
 
     luck: random.Random = field(default_factory=lambda: random.Random(1))
+    names: tuple[str, ...] = tuple(f"nvme{index}n1" for index in range(DISKS))
     disks: list[list[int]] = field(default_factory=lambda: [[0] * 17 for _ in range(DISKS)])
     ports: list[list[int]] = field(default_factory=lambda: [[0] * 16 for _ in range(PORTS)])
 
@@ -62,9 +67,9 @@ class Counters:
     def diskstats(self) -> str:
         """The text of /proc/diskstats: a disk and three partitions each."""
         lines = []
-        for index, disk in enumerate(self.disks):
+        for index, (name, disk) in enumerate(zip(self.names, self.disks, strict=True)):
             numbers = _columns(disk)
-            lines += [f" 259 {index:7} nvme{index}n1{part}{numbers}\n" for part in _PARTS]
+            lines += [f" 259 {index:7} {name}{part}{numbers}\n" for part in _PARTS]
         return "".join(lines)
 
     def net_dev(self) -> str:
@@ -72,6 +77,10 @@ class Counters:
         lines = ["Inter-|   Receive |  Transmit\n", " face |bytes packets\n"]
         lines += [f"  eth{index}: {_columns(port)}\n" for index, port in enumerate(self.ports)]
         return "".join(lines)
+
+    def rdma(self) -> list[str]:
+        """The texts of received and sent words of each RDMA port, in turn."""
+        return [f"{port[first] // 4:20}\n" for port in self.ports for first in (0, 8)]
 
 
 class _File:
@@ -100,27 +109,42 @@ class Node:
     workers: tuple[int, ...]
 
 
-def _tree(root: Path, pids: list[int]) -> None:
+def _everything(root: Path) -> Counters:
+    """Lay out what the benches of fabric and storage have; return counters of those disks."""
+    drives = "sys/class/nvme/"
+    lay(root, {k: v for k, v in bench_fabric.entries().items() if not k.startswith(drives)})
+    storage = bench_storage.tree()
+    del storage.files["proc/diskstats"]
+    storage.put(root)
+    for name in ("auxv", "statm", "stat", "mounts", "ns"):
+        (root / "proc/self" / name).symlink_to(f"/proc/self/{name}")
+    return Counters(names=bench_storage.DISKS)
+
+
+def _tree(root: Path, pids: list[int], *, everything: bool) -> Counters:
     proc = root / "proc"
     proc.mkdir(parents=True)
+    counters = _everything(root) if everything else Counters()
     for name in (*_REAL, *map(str, pids)):
-        (proc / name).symlink_to(f"/proc/{name}")
+        if not (proc / name).exists():
+            (proc / name).symlink_to(f"/proc/{name}")
     for pid in range(1_000_000, 1_000_000 + BYSTANDERS):
         (proc / str(pid)).mkdir()
         (proc / str(pid) / "stat").write_text(_BYSTANDER.format(pid=pid))
-    (root / "sys/fs").mkdir(parents=True)
+    (root / "sys/fs").mkdir(parents=True, exist_ok=True)
     (root / "sys/fs/cgroup").symlink_to("/sys/fs/cgroup")
-    for index in range(DISKS):
-        (root / f"sys/block/nvme{index}n1").mkdir(parents=True)
+    for name in () if everything else counters.names:
+        (root / "sys/block" / name).mkdir(parents=True)
     for index in range(PORTS):
         port = root / f"sys/class/net/eth{index}"
         (port / "device").mkdir(parents=True)
         (port / "operstate").write_text("up\n")
         (port / "speed").write_text("400000\n")
+    return counters
 
 
 def _churn(
-    node: Standin, counters: Counters, files: tuple[_File, _File], stop: threading.Event
+    node: Standin, counters: Counters, files: Sequence[_File], stop: threading.Event
 ) -> None:
     luck = random.Random(2)
     while not stop.is_set():
@@ -146,16 +170,27 @@ def _churn(
         counters.advance()
         files[0].put(counters.diskstats())
         files[1].put(counters.net_dev())
+        for file, text in zip(files[2:], counters.rdma(), strict=False):
+            file.put(text)
         stop.wait(1.0)
 
 
 @contextmanager
-def busy_node(folder: Path) -> Iterator[Node]:
+def busy_node(folder: Path, *, everything: bool = False) -> Iterator[Node]:
     """Set the node up below `folder` and keep it busy."""
+    root = folder / "root"
+    pages = root / "run/whyidle/probe"
+    if everything:
+        pages.mkdir(parents=True)
     data = folder / "data"
     data.write_bytes(os.urandom(1 << 16))
     job = subprocess.Popen(
-        [sys.executable, str(_HERE / "busy_processes.py"), str(data)],
+        [
+            sys.executable,
+            str(_HERE / "busy_processes.py"),
+            str(data),
+            *([str(pages)] if everything else []),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -164,13 +199,19 @@ def busy_node(folder: Path) -> Iterator[Node]:
     try:
         assert job.stdin is not None and job.stdout is not None
         trainers, workers = json.loads(job.stdout.readline())
-        root = folder / "root"
-        _tree(root, [*trainers, *workers])
-        files = (_File(root / "proc/diskstats"), _File(root / "proc/net/dev"))
+        counters = _tree(root, [*trainers, *workers], everything=everything)
+        written = [root / "proc/diskstats", root / "proc/net/dev"]
+        if everything:
+            written += [
+                root / f"sys/class/infiniband/mlx5_{port}/ports/1/counters/port_{way}_data"
+                for port in range(PORTS)
+                for way in ("rcv", "xmit")
+            ]
+        files = [_File(path) for path in written]
         with standin(folder, gpus=GPUS) as gpus:
             for gpu, pid in zip(gpus.state.gpus, trainers, strict=True):
                 gpu.processes([Process(pid=pid, used_bytes=60 << 30, sm_percent=80)])
-            churn = threading.Thread(target=_churn, args=(gpus, Counters(), files, stop))
+            churn = threading.Thread(target=_churn, args=(gpus, counters, files, stop))
             churn.start()
             try:
                 yield Node(root=root, gpus=gpus, trainers=tuple(trainers), workers=tuple(workers))

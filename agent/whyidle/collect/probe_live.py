@@ -6,7 +6,8 @@ is told first: between two rows of a counter it always grew evenly, as interpola
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 from whyidle import probe_groups as groups_of
 from whyidle import probe_page as page
@@ -22,7 +23,10 @@ from whyidle.collect.probe_rows import (
 )
 from whyidle.host import Host
 from whyidle.schema import Probe, ProbeCall, ProbeEvent, ProbeGroup, ProbeInfo, ProbeLoader
+from whyidle.table import replaced
 
+_R = TypeVar("_R", Probe, ProbeLoader)
+_Parsed = tuple[page.Process, tuple[page.Loader, ...], tuple[groups_of.Group, ...]]
 ProbeRow = Probe | ProbeCall | ProbeEvent | ProbeGroup | ProbeInfo | ProbeLoader
 _INFO_EVERY_NS = 60 * NS_PER_S
 _SAME_NS = NS_PER_S
@@ -31,30 +35,38 @@ _SAME_NS = NS_PER_S
 _ALL = (page.PROCESS_AT, groups_of.CALLS_AT)
 
 
-class _Part:
-    """A stretch of a page: the reading that was told last, and when that was."""
+class _Part(Generic[_R]):
+    """A stretch of a page: the reading that was told last, when that was, and its row."""
 
-    __slots__ = ("_begin", "_data", "_end", "_ns")
+    __slots__ = ("_begin", "_data", "_end", "_ns", "_row")
 
     def __init__(self, begin: int, end: int) -> None:
         self._begin = begin
         self._end = end
         self._data = b""
         self._ns = -1
+        self._row: _R | None = None
 
-    def readings(self, data: bytes, now_ns: int, last_ns: int) -> tuple[tuple[int, bytes], ...]:
-        """Return the readings that are to be told, the oldest first.
+    def is_told(self, now_ns: int) -> bool:
+        """Say whether a reading that is as the last one need not be told now."""
+        return self._ns < now_ns < self._ns + _SAME_NS
+
+    def rows(
+        self, data: bytes, now_ns: int, last_ns: int, make: Callable[[bytes, int], _R]
+    ) -> tuple[_R, ...]:
+        """Return the rows that are to be told, the oldest first; `make` makes one of a reading.
 
         `last_ns` is when the page was read before: as it was told last, if this part differs now.
         """
-        before, told_ns = self._data, self._ns
-        same = before[self._begin : self._end] == data[self._begin : self._end]
-        if same and told_ns < now_ns < told_ns + _SAME_NS:
+        same = self._data[self._begin : self._end] == data[self._begin : self._end]
+        if same and self.is_told(now_ns):
             return ()
-        self._data, self._ns = data, now_ns
-        if before and not same and told_ns < last_ns:
-            return (last_ns, before), (now_ns, data)
-        return ((now_ns, data),)
+        before, told_ns = self._row, self._ns
+        self._data, self._ns, self._row = data, now_ns, make(data, now_ns)
+        if before is not None and not same and told_ns < last_ns:
+            # The same as it was told, a little later: reading it again would cost as much as this.
+            return replaced(before, mono_ns=last_ns), self._row
+        return (self._row,)
 
 
 class Live:
@@ -62,10 +74,12 @@ class Live:
 
     __slots__ = (
         "_calls",
+        "_data",
         "_groups",
         "_groups_due_ns",
         "_info_due_ns",
         "_loaders",
+        "_parsed",
         "_read_ns",
         "_stages",
         "_totals",
@@ -83,19 +97,29 @@ class Live:
         self.sequence = 0
         self.ended = False
         self._calls = 0
+        self._data = b""
         self._groups: tuple[groups_of.Group, ...] = ()
         self._groups_due_ns = 0
         self._info_due_ns = 0
+        self._parsed: _Parsed | None = None
         self._read_ns = 0
         self._stages: int | None = None
-        self._totals = _Part(*_ALL)
-        self._loaders: list[_Part] = []
+        self._totals: _Part[Probe] = _Part(*_ALL)
+        self._loaders: list[_Part[ProbeLoader]] = []
+
+    def unchanged(self, data: bytes, now_ns: int) -> bool:
+        """Say whether a page is as it was and nothing is due to be told; it counts as read then."""
+        if data != self._data or not self._totals.is_told(now_ns):
+            return False
+        self._read_ns = now_ns
+        return True
 
     def read(self, host: Host, data: bytes) -> Iterator[ProbeRow]:
         """Yield the rows of a page as it is now; raises NotReadyError, ValueError."""
         if self.ended:
             return  # it has said so, and changes no more
         now_ns = host.clock.mono_ns()
+        self._data = data
         if len(data) < groups_of.GROUPS_AT or not page.same_header(data, self.header):
             header = page.parse_header(data)
             if (header.pid, header.start_ns) != (self.header.pid, self.header.start_ns):
@@ -103,35 +127,43 @@ class Live:
             self.header = header
             self._info_due_ns = 0
         last_ns, self._read_ns = self._read_ns, now_ns
-        readings = self._totals.readings(data, now_ns, last_ns)
-        for read_ns, reading in readings:
-            totals = page.parse_process(reading, read_ns)
-            loaders = tuple(page.parse_loaders(reading, read_ns))
-            groups = tuple(groups_of.parse_groups(reading, read_ns))
-            told = groups if len(reading) > groups_of.GROUPS_AT else None
-            yield probe_row(read_ns, self.owner, self.header, totals, loaders, told)
-        if readings:
-            yield from self._loader_rows(data, now_ns, last_ns, len(loaders))
+        if rows := self._totals.rows(data, now_ns, last_ns, self._total_row):
+            yield from rows
+            assert self._parsed is not None
+            totals, loaders, groups = self._parsed
+            yield from self._loader_rows(data, now_ns, last_ns, loaders)
             yield from self._group_rows(data, now_ns, groups, ended=totals.closed_ns is not None)
             yield from self._events(data, now_ns, totals)
-        if readings and totals.pipeline_stages != self._stages:
-            self._stages = totals.pipeline_stages
-            self._info_due_ns = 0
+            if totals.pipeline_stages != self._stages:
+                self._stages = totals.pipeline_stages
+                self._info_due_ns = 0
         if now_ns >= self._info_due_ns or self.ended:
             self._info_due_ns = now_ns + _INFO_EVERY_NS
             totals = page.parse_process(data, now_ns)
             yield info_row(now_ns, self.owner, self.header, totals, self.path)
 
+    def _total_row(self, data: bytes, now_ns: int) -> Probe:
+        totals = page.parse_process(data, now_ns)
+        loaders = tuple(page.parse_loaders(data, now_ns))
+        groups = tuple(groups_of.parse_groups(data, now_ns))
+        self._parsed = totals, loaders, groups
+        told = groups if len(data) > groups_of.GROUPS_AT else None
+        return probe_row(now_ns, self.owner, self.header, totals, loaders, told)
+
     def _loader_rows(
-        self, data: bytes, now_ns: int, last_ns: int, count: int
+        self, data: bytes, now_ns: int, last_ns: int, loaders: Sequence[page.Loader]
     ) -> Iterator[ProbeLoader]:
-        while len(self._loaders) < count:
+        while len(self._loaders) < len(loaders):
             begin = page.LOADERS_AT + len(self._loaders) * page.LOADER_BYTES
             self._loaders.append(_Part(begin, begin + page.LOADER_BYTES))
-        for place, part in enumerate(self._loaders[:count]):
-            for read_ns, reading in part.readings(data, now_ns, last_ns):
-                item = page.parse_loader(reading, place, read_ns)
-                yield loader_row(read_ns, self.owner, place, item)
+        for place, item in enumerate(loaders):
+
+            def make(
+                _: bytes, now_ns: int, place: int = place, item: page.Loader = item
+            ) -> ProbeLoader:
+                return loader_row(now_ns, self.owner, place, item)
+
+            yield from self._loaders[place].rows(data, now_ns, last_ns, make)
 
     def _group_rows(
         self, data: bytes, now_ns: int, groups: tuple[groups_of.Group, ...], *, ended: bool
