@@ -124,6 +124,31 @@ def test_an_hour_is_merged_once_the_next_has_begun(tmp_path: Path) -> None:
     assert without_itself(everything(tmp_path)) == wanted
 
 
+def test_quarters_of_an_hour_are_merged_and_then_the_hour(tmp_path: Path) -> None:
+    clock = VirtualClock(2640 * NS_PER_S)
+    machine = Machine(4, clock=clock)
+    sample(tmp_path, SOURCES, lambda collector: machine, machine, clock, 1100)
+    wanted = everything(tmp_path)
+    one = keeper(tmp_path)
+    pieces = files(tmp_path / FOLDER / "spool", PIECE)
+    begins = [(span(path) or (0, 0))[0] for path in pieces]
+    # As long as the hour lasts its quarters are apart: that which ends with 2700 s, and the next.
+    for path in [path for path, begin in zip(pieces, begins, strict=True) if begin >= 3_600_000]:
+        path.rename(path.with_suffix(".later"))
+    one.cycle(drain=True)
+    first = [path for path in begins if path < 2_700_000]
+    held = [span(path) for path in files(tmp_path / FOLDER, SEGMENT)]
+    assert held[0] == (first[0], first[-1])
+    assert len(held) == 1 + len([begin for begin in begins if 2_700_000 <= begin < 3_600_000])
+    for path in (tmp_path / FOLDER / "spool").glob("*.later"):
+        path.rename(path.with_suffix(PIECE))
+    one.cycle(drain=True)
+    held = [span(path) for path in files(tmp_path / FOLDER, SEGMENT)]
+    last = [begin for begin in begins if begin < 3_600_000][-1]
+    assert held == [(begins[0], last), *[(begin, begin) for begin in begins if begin > last]]
+    assert without_itself(everything(tmp_path)) == wanted
+
+
 def test_segments_can_be_read_by_the_oldest_duckdb_that_is_supported(
     spooled: Path, tmp_path: Path
 ) -> None:

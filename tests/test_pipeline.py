@@ -12,16 +12,22 @@ from hypothesis import strategies as st
 from whyidle_rules import pipeline
 from whyidle_rules.pipeline import (
     Schedule,
-    bubble_ratio,
     interleaved,
     of_totals,
     order,
+    period_s,
     replay,
     what_if,
 )
 from whyidle_rules.recording.series import Floats
 
 STRAGGLER = Path(__file__).parents[1].parent / "shared/recorded-runs/straggler-bytedance"
+
+
+def bubble_ratio(stages: int, batches: int, schedule: Schedule = "1f1b", virtual: int = 1) -> float:
+    """How much of its computing a device waits by the schedule alone, with even stages."""
+    found = of_totals(np.ones(stages), batches, schedule, virtual)
+    return found.even_s / found.ideal_s - 1.0
 
 
 def even(
@@ -115,6 +121,37 @@ def test_a_step_is_never_shorter_than_its_longest_stage_nor_longer_than_all_pass
     work = (forward + backward).sum(axis=1)
     assert work.max() <= step * (1 + 1e-9)
     assert step <= work.sum() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_even_steps_follow_each_other_as_long_as_one_and_what_is_outside(
+    schedule: Schedule,
+) -> None:
+    work, outside = np.full(4, 24.0), np.full(4, 2.0)
+    assert period_s(work, outside, 8, schedule) == pytest.approx(33.0 + 2.0)
+
+
+def test_a_stage_goes_on_while_others_still_compute() -> None:
+    """The middle stage ends before the first, which has the last backward pass: it waits less."""
+    work, outside = np.array([108.0, 198.0, 108.0]), np.array([12.0, 22.0, 12.0])
+    found = period_s(work, outside, 6)
+    assert 220.0 <= found < of_totals(work, 6).step_s + 22.0
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.floats(0.1, 10.0), min_size=1, max_size=5),
+    st.integers(1, 9),
+    st.sampled_from(["1f1b", "gpipe"]),
+)
+def test_steps_follow_each_other_within_bounds(
+    times: list[float], batches: int, schedule: Schedule
+) -> None:
+    work = np.array(times)
+    outside = work / 10
+    found = period_s(work, outside, batches, schedule)
+    assert found >= (work + outside).max() - 1e-9
+    assert found <= of_totals(work, batches, schedule).step_s + outside.max() + 1e-9
 
 
 def test_shapes_have_to_fit() -> None:

@@ -17,7 +17,15 @@ import duckdb
 
 from whyidle.layout import Identity
 from whyidle.schema import TABLES
-from whyidle.segment import attach, columns_of, connect, known_hash, new_segment, read_info
+from whyidle.segment import (
+    attach,
+    columns_of,
+    connect,
+    known_hash,
+    new_segment,
+    read_info,
+    written,
+)
 from whyidle.table import Table, identifier, table_of
 
 # What is sorted at a time, as plain 8-byte values; DuckDB takes about three times that for it.
@@ -63,9 +71,9 @@ def _select(spec: Table, catalog: str, held: Sequence[str] | None) -> str:
     if not held:
         return ""
     columns = ", ".join(
-        identifier(column.name)
+        f"{written(column, identifier(column.name))} AS {identifier(column.name)}"
         if column.name in held
-        else f"NULL::{column.type} AS {identifier(column.name)}"
+        else f"NULL::{column.stored} AS {identifier(column.name)}"
         for column in spec.columns
     )
     return f"SELECT {columns} FROM {catalog}.{identifier(spec.name)}"

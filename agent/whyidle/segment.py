@@ -1,4 +1,4 @@
-"""Segments: immutable DuckDB files, one for each piece of the spool, merged by 15 minutes.
+"""Segments: immutable DuckDB files, one for each piece of the spool, merged by the hour.
 
 A segment has the name of the piece that it was made from, a merged one the times of its first and
 last: `UTC-MONO.duckdb`, `UTC-MONO0-MONO1.duckdb`. So what a file stands for is known before it is
@@ -26,7 +26,7 @@ from whyidle.layout import PART, SEGMENT, Identity
 from whyidle.schema import TABLES, VERSION
 from whyidle.spool import schema_hash, schema_text
 from whyidle.spool_read import Columns, ColumnValues, Piece
-from whyidle.table import Table, ddl, identifier, quoted, table_of
+from whyidle.table import Column, Table, ddl, identifier, quoted, table_of
 
 STORAGE_VERSION = "v1.4.0"
 # Every table with rows takes a block at least, and a minute of most tables is small: in blocks of
@@ -180,7 +180,7 @@ def _insert(con: duckdb.DuckDBPyConnection, spec: Table, columns: Columns, catal
         if values is None or values.type != column.type:
             continue  # an older schema: the column stays NULL
         names.append(identifier(column.name))
-        chosen.append(_expression(values, f"c{number}", arrays, words))
+        chosen.append(written(column, _expression(values, f"c{number}", arrays, words)))
     con.register("incoming", arrays)
     try:
         con.execute(
@@ -190,6 +190,13 @@ def _insert(con: duckdb.DuckDBPyConnection, spec: Table, columns: Columns, catal
         )
     finally:
         con.unregister("incoming")
+
+
+def written(column: Column, expression: str) -> str:
+    """Return an SQL expression as a column stores it: what a decimal cannot hold is unknown."""
+    if column.stored == column.type:
+        return expression
+    return f"TRY_CAST({expression} AS {column.stored})"
 
 
 def _expression(

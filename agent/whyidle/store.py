@@ -32,7 +32,7 @@ from whyidle.segment import (
 )
 from whyidle.sources import Found, find
 from whyidle.spool_read import NewerSchemaError, Piece, UnreadableError, read_piece
-from whyidle.table import Table, ddl, identifier, quoted, table_of
+from whyidle.table import Column, Table, ddl, identifier, quoted, table_of
 
 # A keeper may replace files between our listing them and opening them; then we list them again.
 ATTEMPTS = 5
@@ -300,7 +300,7 @@ def _select(spec: Table, catalog: _Catalog) -> str | None:
     if held is not None and not held:
         return None
     columns = ", ".join(
-        identifier(column.name)
+        _as_declared(column)
         if held is None or column.name in held
         else f"NULL::{column.type} AS {identifier(column.name)}"
         for column in spec.columns
@@ -309,6 +309,11 @@ def _select(spec: Table, catalog: _Catalog) -> str | None:
         f"SELECT {quoted(catalog.identity.node)} AS node, {quoted(catalog.identity.boot_id)} "
         f"AS boot_id, {columns} FROM {catalog.name}.{identifier(spec.name)}"
     )
+
+
+def _as_declared(column: Column) -> str:
+    name = identifier(column.name)
+    return name if column.stored == column.type else f"{name}::{column.type} AS {name}"
 
 
 def _parquet(files: str) -> str:

@@ -62,7 +62,8 @@ class Row(Protocol):
 class Column:
     """A column: `unit` is a key of UNITS or ''; `bits` and `at_limit` say how a counter ends.
 
-    A ratio that is not `rounded` by its source is rounded when it is written.
+    A ratio that is not `rounded` by its source, to four decimals, is rounded to six when it is
+    written.
     """
 
     name: str
@@ -74,6 +75,17 @@ class Column:
     bits: int = 64
     at_limit: AtLimit = "wraps"
     rounded: bool = False
+
+    @property
+    def stored(self) -> str:
+        """The SQL type in a segment, of which readers make `type`.
+
+        DuckDB packs floating point numbers in blocks of 256 KiB only; in smaller ones a ratio takes
+        8 bytes, as a decimal of four places 14 bits.
+        """
+        if self.unit == "ratio" and self.type == "DOUBLE":
+            return f"DECIMAL(18, {4 if self.rounded else 6})"
+        return self.type
 
     @property
     def comment(self) -> str:
@@ -217,7 +229,7 @@ def ddl(spec: Table, *, schema: str = "") -> tuple[str, ...]:
     No column is NOT NULL: who writes rows checks that, and older rows may lack a newer column.
     """
     name = f"{identifier(schema)}.{identifier(spec.name)}" if schema else identifier(spec.name)
-    body = ", ".join(f"{identifier(column.name)} {column.type}" for column in spec.columns)
+    body = ", ".join(f"{identifier(column.name)} {column.stored}" for column in spec.columns)
     return (
         f"CREATE TABLE {name} ({body})",
         f"COMMENT ON TABLE {name} IS {quoted(spec.meaning)}",

@@ -8,7 +8,7 @@ come. Everything else follows from how long the passes take.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +25,8 @@ ChunkPass = tuple[Literal["F", "B"], int, int]
 BACKWARD_RATIO = 2.0
 # Passes: a replay takes a microsecond for each, and there is one for every ten seconds of a run.
 _REPLAY_MOST = 4000
+# After this many steps, each takes as long as the one before.
+_STEPS = 4
 
 
 def order(schedule: Schedule, stage: int, stages: int, batches: int) -> list[Pass]:
@@ -72,6 +74,13 @@ def replay(
     With `virtual` stages on each device, device d runs the stages d, d + devices, ... Sending
     between stages takes no time of its own. Raises ValueError where shapes differ.
     """
+    return max(_ends(forward, backward, schedule, virtual, [0.0] * (len(forward) // virtual)))
+
+
+def _ends(
+    forward: Floats, backward: Floats, schedule: Schedule, virtual: int, begins: Sequence[float]
+) -> list[float]:
+    """Return when each device ends its part of a step that it begins at `begins`."""
     if forward.shape != backward.shape or forward.ndim != 2:
         raise ValueError(f"durations of shapes {forward.shape} and {backward.shape}")
     stages, batches = forward.shape
@@ -79,7 +88,7 @@ def replay(
     if devices * virtual != stages:
         raise ValueError(f"{stages} stages are not {virtual} on each device")
     left = [_passes(schedule, device, devices, batches, virtual) for device in range(devices)]
-    free = [0.0] * devices
+    free = list(begins)
     done: dict[tuple[str, int, int], float] = {}
     while any(left):
         before = len(done)
@@ -96,7 +105,7 @@ def replay(
                 passes.pop()
         if len(done) == before:
             raise ValueError(f"the {schedule} schedule of {stages} stages cannot go on")
-    return max(free)
+    return free
 
 
 def _passes(
@@ -171,13 +180,48 @@ def of_totals(
     A backward pass takes twice as long as a forward one. Long steps are not replayed: with equal
     batches they take what the longest device does, and one batch of all others.
     """
-    if schedule == "interleaved" and (virtual < 2 or batches % len(work_s)):
-        schedule, virtual = "1f1b", 1
+    schedule, virtual = _known(len(work_s), batches, schedule, virtual)
     if len(work_s) * batches * virtual > _REPLAY_MOST:
         return _by_the_book(work_s, batches * virtual)
+    return what_if(*_alike(work_s, batches, virtual), schedule, virtual)
+
+
+def period_s(
+    work_s: Floats,
+    outside_s: Floats,
+    batches: int,
+    schedule: Schedule = "1f1b",
+    virtual: int = 1,
+) -> float:
+    """Return how long a step takes at the least where steps follow each other.
+
+    `work_s` is what each device computes in the schedule, `outside_s` what it does by itself after
+    it: a device that is done goes on to that, and to the next step, while others still compute.
+    """
+    schedule, virtual = _known(len(work_s), batches, schedule, virtual)
+    if len(work_s) * batches * virtual * _STEPS > _REPLAY_MOST:
+        return _by_the_book(work_s, batches * virtual).step_s + float(outside_s.min())
+    passes = _alike(work_s, batches, virtual)
+    begins, ends = [0.0] * len(work_s), []
+    for _ in range(_STEPS):
+        done = _ends(*passes, schedule, virtual, begins)
+        begins = [at + float(more) for at, more in zip(done, outside_s, strict=True)]
+        ends.append(max(begins))
+    return ends[-1] - ends[-2]
+
+
+def _known(devices: int, batches: int, schedule: Schedule, virtual: int) -> tuple[Schedule, int]:
+    """Return a schedule that can be replayed."""
+    if schedule == "interleaved" and (virtual < 2 or batches % devices):
+        return "1f1b", 1
+    return schedule, virtual
+
+
+def _alike(work_s: Floats, batches: int, virtual: int) -> tuple[Floats, Floats]:
+    """Return forward and backward passes of stages and batches that are alike."""
     each = np.tile(work_s / virtual, virtual) / batches / (1 + BACKWARD_RATIO)
     forward = np.repeat(each[:, None], batches, axis=1)
-    return what_if(forward, forward * BACKWARD_RATIO, schedule, virtual)
+    return forward, forward * BACKWARD_RATIO
 
 
 def _by_the_book(work_s: Floats, turns: int) -> WhatIf:
@@ -197,10 +241,3 @@ def _by_the_book(work_s: Floats, turns: int) -> WhatIf:
         ideal_s=ideal,
         only_s=tuple(only),
     )
-
-
-@functools.lru_cache
-def bubble_ratio(stages: int, batches: int, schedule: Schedule = "1f1b", virtual: int = 1) -> float:
-    """Return how much of its computing a device waits by the schedule alone, with even stages."""
-    even = of_totals(np.ones(stages), batches, schedule, virtual)
-    return even.even_s / even.ideal_s - 1.0

@@ -97,7 +97,7 @@ def rows(
         "t1_ns": t1_ns,
     }
     for column, value in values.items():
-        known[column] = round(value, 6) if column.endswith("_ratio") else round(value * window_s)
+        known[column] = round(value, 4) if column.endswith("_ratio") else round(value * window_s)
     pipes = {name: found for name, found in known.items() if name in _PIPE}
     activity = {name: found for name, found in known.items() if name in _ACTIVITY}
     yield GpuActivity(**{**_NO_ACTIVITY, **activity})

@@ -94,7 +94,9 @@ class GpuActivity:
         rounded=True,
     )
     memory_utilization_ratio: float | None = gauge(
-        "Time in which memory was read or written, over the same time.", unit="ratio"
+        "Time in which memory was read or written, over the same time.",
+        unit="ratio",
+        rounded=True,
     )
 
 

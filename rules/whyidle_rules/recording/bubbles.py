@@ -2,19 +2,22 @@
 
 Steps of a pipeline are often as short as a sampling window, so that each window holds a bit of its
 bubble, and none shows how full computing alone would fill the chip: what is booked as spinning is
-then too little. But a schedule cannot have less of a bubble than it has with even stages. So where
+then too little. But steps cannot follow each other faster than the schedule lets them, and how much
+longer one stage keeps its SMs active than another tells how much longer it computes. So where
 spinning is seen, and is said to be possibly more, it is taken to be what the schedule needs.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
 from whyidle_rules.intervals import Ints
-from whyidle_rules.pipeline import Schedule, bubble_ratio, of_totals
+from whyidle_rules.pipeline import Schedule, period_s
 from whyidle_rules.recording.series import Floats
+from whyidle_rules.recording.spin import COMM_FILL_LEAST, COMM_FILL_MOST, COMPUTE_FILL_MOST
 
 # Ten seconds: many steps, and short enough for a stall to stand out.
 BLOCK_BINS = 20
@@ -22,6 +25,9 @@ BLOCK_BINS = 20
 INSIDE_RATIO = 0.9
 # Seen to spin for less than this share of what the schedule needs, it may not have run at all.
 SEEN_RATIO = 0.5
+# The same where a stage would wait for longer than in a pipeline of even stages: it may run kernels
+# that fill the chip less than those of the others.
+SEEN_UNEVEN_RATIO = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,33 +60,50 @@ def raised(
     counts as `working`, of `covered` in all.
     """
     found = np.zeros_like(spun)
+    resident = spun + working
+    # What one does before the others have begun is no step.
+    together = np.flatnonzero(np.all(resident > 0, axis=0))
     for begin in range(0, spun.shape[1], BLOCK_BINS):
-        bins = slice(begin, begin + BLOCK_BINS)
-        seen, rest, void, whole = (
-            values[:, bins].sum(axis=1) for values in (spun, more, empty, covered)
+        bins = together[(together >= begin) & (together < begin + BLOCK_BINS)]
+        seen, rest, void, whole, held = (
+            values[:, bins].sum(axis=1) for values in (spun, more, empty, covered, resident)
         )
-        least = INSIDE_RATIO * _waiting(pipeline, working[:, bins].sum(axis=1) - rest)
+        least, even = _waiting(pipeline, held, seen + rest)
         # Time in which the GPU stood empty belongs to no step, or is the step's bubble already.
-        needed = np.minimum(least * (whole - void), seen + rest)
+        needed = least * (whole - void)
+        needed = np.where(seen >= SEEN_UNEVEN_RATIO * needed, needed, even * (whole - void))
+        needed = np.minimum(needed, seen + rest)
         lacking = np.where(seen >= SEEN_RATIO * needed, np.maximum(needed - seen, 0.0), 0.0)
         share = np.where(rest > 0, lacking / np.where(rest > 0, rest, 1.0), 0.0)
         found[:, bins] = np.clip(share, 0.0, 1.0)[:, None]
     return found
 
 
-def _waiting(pipeline: Pipeline, computing: Floats) -> Floats:
+def _waiting(pipeline: Pipeline, resident: Floats, most: Floats) -> tuple[Floats, Floats]:
     """Return which share of a step each member waits by its schedule, at the least.
 
-    `computing` is how long each computed, at the least. With even stages all wait alike; the
-    longest one waits for shorter ones, and less.
+    The second is the same, but no more than with even stages. `resident` is how long kernels were,
+    `most` how much of that was spinning at the most.
     """
     shape = (pipeline.batches, pipeline.schedule, pipeline.virtual)
-    ratio = bubble_ratio(pipeline.stages, *shape)
-    even = np.full(len(computing), ratio / (1.0 + ratio))
+    even = np.full(len(resident), _even(pipeline.stages, *shape))
+    # How many SMs were active for how long, less what polling alone would hold: in proportion to
+    # the computing, where polling holds no more than that; then stages differ by more.
+    active = resident * COMPUTE_FILL_MOST - most * (COMPUTE_FILL_MOST - COMM_FILL_MOST)
+    computing = active - resident * COMM_FILL_LEAST
     by_stage = np.array(
         [computing[pipeline.stage == stage].mean() for stage in range(pipeline.stages)]
     )
     if by_stage.min() <= 0:
-        return even
-    step_s = of_totals(by_stage, *shape).step_s
-    return np.asarray(np.clip(1.0 - by_stage[pipeline.stage] / step_s, 0.0, even))
+        return even, even
+    period = period_s(INSIDE_RATIO * by_stage, (1 - INSIDE_RATIO) * by_stage, *shape)
+    waiting = np.maximum(1.0 - by_stage[pipeline.stage] / period, 0.0)
+    return waiting, np.minimum(waiting, even)
+
+
+@functools.lru_cache
+def _even(stages: int, batches: int, schedule: Schedule, virtual: int) -> float:
+    """Return the same of a pipeline of even stages."""
+    ones = np.ones(stages)
+    inside, outside = INSIDE_RATIO * ones, (1 - INSIDE_RATIO) * ones
+    return 1.0 - 1.0 / period_s(inside, outside, batches, schedule, virtual)
