@@ -1,4 +1,4 @@
-"""A counter page that is read 8 times a second, and what of it makes rows.
+"""A counter page that is read 4 times a second, and what of it makes rows.
 
 What stays as it is costs no rows but one a second. When it changes, the last reading of what it was
 is told first: between two rows of a counter it always grew evenly, as interpolation assumes.
