@@ -161,6 +161,7 @@ KEYS: dict[str, set[str]] = {
         "quality",
         "headline",
         "gpu_hour_cost",
+        "flight_recorder",
     },
     "run": {"source", "kind", "begin_ns", "end_ns", "nodes", "job"},
     "run.job": {"world_size", "ranks"},

@@ -87,6 +87,15 @@ def _add_more(parser: argparse.ArgumentParser) -> None:
         help="also read what NCCL's Inspector plugin wrote (its NCCL_INSPECTOR_DUMP_DIR): exact "
         "times of collectives and their bandwidth; recordings only",
     )
+    parser.add_argument(
+        "--flight-recorder",
+        metavar="PATH",
+        action="append",
+        type=Path,
+        default=[],
+        help="also read dumps of PyTorch's flight recorder, one a rank: which rank has not come to "
+        "the collective that the others wait in; recordings only",
+    )
 
 
 def _price(text: str) -> float:
@@ -116,11 +125,12 @@ def _diagnose(args: argparse.Namespace) -> int:
             raise UserError(
                 f"--{option} works on recordings, and {args.source[0]} is a trace; leave it out."
             )
-    if args.nccl_inspector:
-        raise UserError(
-            f"--nccl-inspector goes with recordings, and {args.source[0]} is a trace, which has "
-            "the times of collectives itself; leave it out."
-        )
+    for option in ("nccl_inspector", "flight_recorder"):
+        if getattr(args, option):
+            raise UserError(
+                f"--{option.replace('_', '-')} goes with recordings, and {args.source[0]} is a "
+                "trace, which has the times of collectives itself; leave it out."
+            )
     if args.as_live:
         raise UserError(
             f"--as-live reads what was settled while a node recorded, and {args.source[0]} is a "

@@ -18,7 +18,7 @@ from whyidle.storage_sql import create_view
 from whyidle.store import Recording
 from whyidle_rules.diagnose_tell import get_ready, tell
 from whyidle_rules.live.as_live import diagnose_settled
-from whyidle_rules.recording import inspector
+from whyidle_rules.recording import flight, inspector
 from whyidle_rules.recording.diagnose import diagnose
 from whyidle_rules.recording.engine import evaluate
 from whyidle_rules.recording.spans import LAST_TEN_MINUTES, moment, spans
@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     sources = _sources(args)
     rules = get_ready(args.rules_dir)
     collectives = inspector.read(args.nccl_inspector) if args.nccl_inspector else None
+    dumps = flight.read(args.flight_recorder) if args.flight_recorder else None
     since = moment(args.since) if args.since else LAST_TEN_MINUTES if args.live else None
     until = moment(args.until) if args.until else None
     with Recording(sources, threads=_THREADS, memory_limit=_MEMORY) as recording:
@@ -48,13 +49,18 @@ def run(args: argparse.Namespace) -> int:
             elif args.sql is None:
                 asked = spans(con, since, until)
                 inspector.put(con, collectives)
+                flight.put(con, dumps)
                 found = diagnose(con, sources, rules, asked, recording.damaged)
+                if dumps is not None:
+                    found.not_seen.extend(flight.left_out(dumps))
+                    found.flight_recorder.extend(flight.hangs(dumps))
                 if collectives is not None:
                     found.not_seen.extend(inspector.left_out(collectives, args.nccl_inspector))
                 return found
             else:
                 found = None
                 inspector.put(con, collectives)
+                flight.put(con, dumps)
                 evaluate(con, rules, spans=spans(con, since, until))
             if args.sql is not None:
                 create_view(con)

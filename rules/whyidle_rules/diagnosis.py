@@ -155,6 +155,24 @@ class NotSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlightHang:
+    """A collective that some ranks wait in, by dumps of PyTorch's flight recorder.
+
+    `missing` ranks have not called it, and `last` is the number of what they called last; of
+    `unknown` ones there is no dump. Several `operations`: ranks do not call the same one.
+    """
+
+    group: str
+    number: int
+    operations: list[str]
+    waiting: list[int]
+    missing: list[int]
+    unknown: list[int]
+    last: dict[int, int]
+    since_wall_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
     """How far the source can be trusted; None where the source has no such thing."""
 
@@ -178,6 +196,7 @@ class Diagnosis:
     quality: Quality
     headline: str
     gpu_hour_cost: float | None = None
+    flight_recorder: list[FlightHang] = field(default_factory=list)
     schema: str = SCHEMA
 
     def to_json(self) -> dict[str, Any]:

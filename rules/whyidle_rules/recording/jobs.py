@@ -118,6 +118,8 @@ def find(
     grouped, clashes = group([one.run for one in ranks.values()], gpus)
     waits = Waits(jobs=[], clashes=clashes, clocks=clocks)
     meetings = Meetings(con, clocks) if grouped else None
+    if meetings is not None and len(grouped) == 1:  # ranks of several jobs have the same numbers
+        meetings.learn(con, {run.rank: min(run.identities) for run in grouped[0] if run.identities})
     for members in grouped:
         machines = {gpus[run.gpu].machine for run in members}
         if len(machines) > 1 and not machines <= clocks.related:

@@ -15,10 +15,12 @@ import duckdb
 import numpy as np
 
 from whyidle_rules.intervals import Ints
+from whyidle_rules.recording.flight import calls_of
 from whyidle_rules.recording.series import Floats, fetch
 from whyidle_rules.recording.spans import Machine, wall_offsets
 
 Who = tuple[str, str, int, int]  # node, boot id, pid, start
+_Key = tuple["int | str", int, int]  # group, whether a backward pass, number
 
 # Fewer meetings of two nodes say too little of their clocks.
 MEETINGS_LEAST = 5
@@ -182,12 +184,13 @@ def _by_steps(
 class Meetings:
     """Who came when to the calls of each group, on one clock."""
 
-    __slots__ = ("_error_ns", "_met")
+    __slots__ = ("_clocks", "_error_ns", "_met")
 
     def __init__(self, con: duckdb.DuckDBPyConnection, clocks: Clocks) -> None:
+        self._clocks = clocks
         self._error_ns = clocks.error_ns
         rows = fetch(con, _QUERY)
-        self._met: dict[tuple[int, int, int], list[tuple[Who, int, int, int]]] = defaultdict(list)
+        self._met: dict[_Key, list[tuple[Who, int, int, int]]] = defaultdict(list)
         names = ("node", "boot_id", "pid", "start_ns", "group_key", "backward", "number", "size")
         for node, boot, pid, start, key, backward, number, size, came, ended in zip(
             *(rows[name].tolist() for name in (*names, "came_ns", "ended_ns")), strict=True
@@ -197,6 +200,18 @@ class Meetings:
             self._met[key, backward, number].append(
                 (who, int(came) + wall, int(ended) + wall, int(size or 0))
             )
+
+    def learn(self, con: duckdb.DuckDBPyConnection, ranks: Mapping[int, Who]) -> None:
+        """Add the calls of flight recorder dumps, which know ranks and wall clocks alone."""
+        rows, own = calls_of(con), wall_offsets(con)
+        names = ("rank", "group_name", "size", "number", "came_wall_ns")
+        for rank, group, size, number, came in zip(
+            *(rows[name].tolist() for name in names), strict=True
+        ):
+            who = ranks.get(int(rank))
+            if who is not None and who[:2] in own:
+                at = int(came) - own[who[:2]] + self._clocks.offset(who[:2])
+                self._met[f"{group}/{size}", 0, int(number)].append((who, at, at, int(size)))
 
     def lateness(
         self, members: Sequence[frozenset[Who]], first_bin: int, size: int, bin_ns: int

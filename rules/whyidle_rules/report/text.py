@@ -10,6 +10,7 @@ from rich.text import Text
 
 from whyidle_rules.diagnosis import Diagnosis
 from whyidle_rules.report.findings import findings
+from whyidle_rules.report.flight import flight_recorder
 from whyidle_rules.report.gpus import side_by_side
 from whyidle_rules.report.overview import heading, not_seen, quality_line, totals_bar
 from whyidle_rules.report.pen import GLUE, MAX_COLUMNS, MAX_PROSE_COLUMNS, MIN_COLUMNS, Pen
@@ -59,5 +60,6 @@ def _sections(pen: Pen, d: Diagnosis) -> Iterable[list[RenderableType]]:
     if has_time:
         sections += [totals_bar(pen, d), ledger(pen, d), side_by_side(pen, d)]
         sections.append(returned(pen, d))
-    sections += [findings(pen, d), not_seen(pen, d.not_seen), quality_line(pen, d.quality)]
+    sections += [findings(pen, d), flight_recorder(pen, d.flight_recorder)]
+    sections += [not_seen(pen, d.not_seen), quality_line(pen, d.quality)]
     return (section for section in map(list, sections) if section)
