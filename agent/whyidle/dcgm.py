@@ -48,6 +48,7 @@ class Dcgm:
             with self._opener.open(url, timeout=TIMEOUT_S) as answer:
                 data: bytes = answer.read(LIMIT_BYTES + 1)
         except urllib.error.HTTPError as error:
+            error.close()
             raise OSError(5, f"the DCGM exporter answered {error.code}", url) from None
         except urllib.error.URLError as error:
             reason = error.reason

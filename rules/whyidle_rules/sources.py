@@ -56,10 +56,13 @@ def trace_files(sources: Sequence[str]) -> list[Path]:
 def _expand(source: str) -> list[Path]:
     path = Path(source)
     try:
-        if path.exists():
-            return [path]
-    except (OSError, ValueError) as error:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # Path.exists hides some of these, each Python others
         raise UserError(f"{source!r} cannot be opened ({error}); name another source.") from error
+    else:
+        return [path]
     if any(sign in source for sign in "*?["):
         matches = sorted(glob.glob(source))  # noqa: PTH207 - the pattern may be absolute
         if matches:

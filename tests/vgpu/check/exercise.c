@@ -134,8 +134,10 @@ static void lists(nvmlDevice_t h) {
 }
 
 static void activity(nvmlDevice_t h) {
-    /* As small as a caller built against another header may make it: two entries, on the heap. */
-    nvmlGpmMetricsGet_t *get = calloc(1, offsetof(nvmlGpmMetricsGet_t, metrics[2]));
+    /* As small as a caller built against another header may make it: two entries, on the heap. By
+     * way of a plain pointer, since compilers warn of too little room for the type. */
+    void *room = calloc(1, offsetof(nvmlGpmMetricsGet_t, metrics[2]));
+    nvmlGpmMetricsGet_t *get = room;
     get->version = NVML_GPM_METRICS_GET_VERSION;
     get->numMetrics = 2;
     CHECK(nvmlGpmSampleAlloc(&get->sample1));
