@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_a_page_gives_totals_loaders_events_and_who_it_is(node: Node) -> None:
     assert isinstance(info, ProbeInfo)
     assert (info.page, info.rank, info.local_rank) == (f"/{FOLDER}/a.page", 3, None)
     # What stays as it is is told once a second, events once, who it is once a minute.
-    assert [kinds(node.run(0.125)[0]) for _ in range(8)] == [[]] * 7 + [["Probe", "ProbeLoader"]]
+    assert [kinds(node.run(0.25)[0]) for _ in range(4)] == [[]] * 3 + [["Probe", "ProbeLoader"]]
     assert kinds(node.run(60)[0]) == ["Probe", "ProbeLoader", "ProbeInfo"]
 
 
@@ -110,7 +111,7 @@ def test_what_changes_between_two_reads_is_told(node: Node) -> None:
     put_record(page, 2, at.EVENT_GC, BEGAN_NS, BEGAN_NS + 1, 2, 50, 0)
     with path.open("r+b") as file:
         file.write(page)
-    rows, problems = node.run(0.125)
+    rows, problems = node.run(0.5)
     assert problems == []
     assert kinds(rows) == ["Probe", "ProbeEvent", "ProbeEvent"]
     assert isinstance(rows[0], Probe)
@@ -118,12 +119,29 @@ def test_what_changes_between_two_reads_is_told(node: Node) -> None:
     put(page, at.HEADER_RANK, 5)  # learned late: its checksum follows
     with path.open("r+b") as file:
         file.write(page)
-    assert node.run(0.125) == ([], [])
+    assert node.run(0.5) == ([], [])
     with path.open("r+b") as file:
         file.write(seal(page))
-    info = node.run(0.125)[0][-1]
+    info = node.run(0.5)[0][-1]
     assert isinstance(info, ProbeInfo)
     assert info.rank == 5
+
+
+def test_a_page_whose_ring_fills_quickly_is_read_twice_as_often(node: Node) -> None:
+    page = page_of(pid=PID, start_ns=START_NS)
+    path = node.page("a", bytes(page))
+    node.run()
+    newest = 0
+    told = []
+    for number in range(8):
+        # 20 records in a quarter of a second at first, and then one.
+        for _ in range(20 if number < 4 else 1):
+            newest += 1
+            put_record(page, newest, at.EVENT_STEP, BEGAN_NS, BEGAN_NS + 1, newest, 0, 0)
+        with path.open("r+b") as file:
+            file.write(page)
+        told.append(kinds(node.run(0.25)[0]).count("ProbeEvent"))
+    assert told == [0, 40, 20, 20, 1, 0, 2, 0]
 
 
 def test_between_two_rows_a_counter_always_grew_evenly(node: Node) -> None:
@@ -136,13 +154,12 @@ def test_between_two_rows_a_counter_always_grew_evenly(node: Node) -> None:
     path = node.page("a", bytes(page))
     begin = node.clock.mono_ns() + NS_PER_S
     assert kinds(node.run(1.0)[0]) == ["Probe", "ProbeLoader", "ProbeLoader", "ProbeInfo"]
-    for _ in range(3):
-        assert node.run(0.125) == ([], [])
+    assert node.run(0.5) == ([], [])
     put(page, at.LOADERS_AT + at.LOADER_BATCHES, 9)
     put(page, at.LOADERS_AT + at.LOADER_WAIT_NS, 77)
     with path.open("r+b") as file:
         file.write(page)
-    rows, problems = node.run(0.125)
+    rows, problems = node.run(0.45)
     assert problems == []
     told = [
         (type(row).__name__, (row.mono_ns - begin) // 1_000_000, row.batches)
@@ -151,10 +168,10 @@ def test_between_two_rows_a_counter_always_grew_evenly(node: Node) -> None:
     ]
     # The other loader has nothing to tell.
     assert told == [
-        ("Probe", 375, 5),
-        ("Probe", 500, 9),
-        ("ProbeLoader", 375, 5),
-        ("ProbeLoader", 500, 9),
+        ("Probe", 500, 5),
+        ("Probe", 950, 9),
+        ("ProbeLoader", 500, 5),
+        ("ProbeLoader", 950, 9),
     ]
 
 
@@ -219,7 +236,7 @@ def test_a_page_that_is_cut_short_while_it_is_read(node: Node) -> None:
     path = node.page("a", make_page(pid=PID, start_ns=START_NS))
     assert len(node.run()[0]) == 4
     os.truncate(path, 100)
-    assert said(node, 0.125) == [f"/{FOLDER}/a.page has 100 bytes, not 16384: no page of a probe"]
+    assert said(node, 0.5) == [f"/{FOLDER}/a.page has 100 bytes, not 16384: no page of a probe"]
     path.write_bytes(make_page(pid=PID, start_ns=START_NS))
     assert len(node.run(5)[0]) == 4
 
@@ -229,7 +246,7 @@ def test_a_page_that_begins_to_name_another_process(node: Node) -> None:
     path = node.page("a", make_page(pid=PID, start_ns=START_NS))
     node.run()
     path.write_bytes(make_page(pid=701, start_ns=START_NS))
-    assert said(node, 0.125) == [f"/{FOLDER}/a.page names another process than before"]
+    assert said(node, 0.5) == [f"/{FOLDER}/a.page names another process than before"]
     rows, _ = node.run(5)  # looked at anew, from the beginning
     assert isinstance(rows[0], Probe)
     assert rows[0].pid == 701
@@ -373,12 +390,14 @@ def test_a_living_trainer(tmp_path: Path) -> None:
         trainer.stdin.write("go\n")
         trainer.stdin.flush()
         assert trainer.stdout.readline() == "done\n"
+        time.sleep(0.5)
         rows = mine(gather(collect, host)[0], trainer.pid)
         assert isinstance(rows[0], Probe)
         assert rows[0].steps == 2
         assert rows[0].evaluation_ns is not None
         assert rows[0].evaluation_ns > 0
         trainer.communicate("end\n", timeout=30)
+        time.sleep(0.5)
         rows = mine(gather(collect, host)[0], trainer.pid)
         info = rows[-1]
         assert isinstance(info, ProbeInfo)

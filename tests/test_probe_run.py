@@ -161,7 +161,7 @@ def test_a_recording_has_what_the_trainer_said(tmp_path: Path) -> None:
     assert rows is not None
     assert rows[0] == 30
     assert 300_000_000 <= rows[1] < 2_000_000_000
-    assert rows[2] >= 8
+    assert rows[2] >= 4
     assert [event[:2] for event in events] == [("checkpoint_save", 30), ("step", 30)]
     assert events[0][2] >= 300_000_000
     # The first step begins where the probe was loaded: in its own call.

@@ -40,7 +40,7 @@ ABOUT: Mapping[str, tuple[str, str]] = MappingProxyType(
         "parallel_fs": ("Storage", "CephFS, WekaFS: requests and latency"),
         "fuse": ("Storage", "FUSE: requests that wait"),
         "gds": ("Storage", "GPUDirect Storage"),
-        "rdma_traffic": ("Network", "bytes of RDMA ports, 4 times a second"),
+        "rdma_traffic": ("Network", "bytes of RDMA ports, 2 times a second"),
         "rdma_port": ("Network", "RDMA ports: state, congestion, errors"),
         "rdma_info": ("Network", "RDMA devices: driver, firmware"),
         "ethtool_port": ("Network", "pauses and discards of RoCE ports"),

@@ -1,4 +1,7 @@
-"""Counter pages: what trainers with the probe say of themselves, 4 times a second.
+"""Counter pages: what trainers with the probe say of themselves, 2 times a second.
+
+Steps and waits have times of their own in a page, so that it need not be read as often as a GPU: a
+page whose rings fill quickly is read 4 times a second.
 
 Source: `<uuid>.page` files in the folders of pages; see whyidle.probe_page. They are only ever read
 with pread, never mapped: a page that is cut short cannot hurt the agent. Which pages there are,
@@ -18,8 +21,7 @@ from whyidle.collect.probe_owner import Owner, Owners, is_running
 from whyidle.collect.probe_silent import Silent
 from whyidle.host import Host
 
-# Steps and waits have times of their own in a page, and its ring holds those of 0.3 s and more. At
-# 8 Hz every verdict on the recorded stalls is the same to the point, and 8 pages cost 0.2 % of a
+# At 8 Hz every verdict on the recorded stalls is the same to the point, and 8 pages cost 0.2 % of a
 # core.
 _EVERY_S = 0.25
 _SCAN_EVERY_NS = NS_PER_S
@@ -72,6 +74,8 @@ class Pages:
             yield from self._scan(host, now_ns)
         read, mono_ns = host.read_bytes, host.clock.mono_ns
         for live in list(self._live.values()):
+            if live.read_ns < now_ns < live.due_ns:
+                continue
             # Most readings find a page as it was, and end here: 12 us of the 17 that they took.
             try:
                 data = read(live.path)

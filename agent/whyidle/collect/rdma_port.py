@@ -3,7 +3,7 @@
 Source: /sys/class/infiniband/DEV/ports/N (https://docs.kernel.org/infiniband/sysfs.html). RDMA
 traffic shows in no network interface. A read may be a command to the firmware, which takes its time
 and can hang, so all of it runs on a thread of its own, and a port is asked so rarely that the
-driver is at work for it at most a tenth of the time. Bytes are read 4 times a second, which is as
+driver is at work for it at most a tenth of the time. Bytes are read 2 times a second, which is as
 fine as ranks are set side by side; what tells of congestion once; errors and the rate, which change
 rarely, every ten seconds.
 """
@@ -26,10 +26,10 @@ from whyidle.table import table_of
 _T = TypeVar("_T")
 
 # 8 ports cost 0.12 % of a core at 8 Hz, without what the driver does.
-_EVERY_S = 0.25
+_EVERY_S = 0.5
 # A second and ten, less half a period: runs are a little late or early.
-_FULL_EVERY_NS = NS_PER_S - 125_000_000
-_RARE_EVERY_NS = 10 * NS_PER_S - 125_000_000
+_FULL_EVERY_NS = NS_PER_S - 250_000_000
+_RARE_EVERY_NS = 10 * NS_PER_S - 250_000_000
 _LOOK_EVERY_NS = 30 * NS_PER_S
 # After a failure devices are looked for sooner, but not in each run.
 _LOOK_AGAIN_NS = 5 * NS_PER_S

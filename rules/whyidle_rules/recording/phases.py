@@ -20,7 +20,7 @@ from whyidle_rules.intervals import Ints
 from whyidle_rules.recording.processes import Identity
 from whyidle_rules.recording.series import Array, Columns, Counter, Floats, Truths, counter, fetch
 
-# A page is read 4 times a second, and tells at least once a second that it is still there.
+# A page is read twice a second, and tells at least once a second that it is still there.
 GAP_NS = 3 * NS_PER_S
 READY_HALF_NS = 2 * NS_PER_S
 READY_LEAST = 4  # arrivals
