@@ -34,6 +34,7 @@ from whyidle_rules.recording import (
     surroundings,
     waits,
     windows,
+    written,
 )
 from whyidle_rules.recording import jobs as jobs_of
 from whyidle_rules.recording.columns import Columns, facts, joined
@@ -238,7 +239,7 @@ def _known(con: duckdb.DuckDBPyConnection, where: Machine, gpus: Sequence[Gpu]) 
         ranks=ranks.load(con, *where),
         hardware=hardware.load(con, *where, since, until),
         gds=gds.load(con, *where, since, until),
-        written=mounts.load(con, *where, since, until),
+        written=written.load(con, *where, since, until),
         power=power.load(con, *where, since, until, own),
     )
 

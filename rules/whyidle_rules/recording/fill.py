@@ -7,7 +7,6 @@ what the thread did meanwhile: it ran, was ready without a CPU, was blocked in I
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -51,7 +50,7 @@ def outline(gpu: Gpu, known: Known, fill: float | None) -> Table:
         table.put("world_size", every, np.nan if world is None else float(world))
     for name, values in lifecycle.columns(gpu, known, empty).items():
         table.put(name, every, values)
-    for rows, proc in stints(gpu, known):
+    for rows, proc in known.stints(gpu):
         told = known.told.get(proc.identity)
         _identity(table, rows, proc, told)
         if told is not None and told.peers_known:
@@ -79,7 +78,7 @@ def gpu_evidence(gpu: Gpu, known: Known, fill: float | None) -> Columns:
     `known` holds the readings of its processes.
     """
     table = outline(gpu, known, fill)
-    for rows, proc in stints(gpu, known):
+    for rows, proc in known.stints(gpu):
         _of_process(table, gpu, known, proc, rows)
     _collectives(table, gpu, known)
     return table.columns
@@ -106,25 +105,6 @@ def _collectives(table: Table, gpu: Gpu, known: Known) -> None:
     told = (table.columns["probed"][every] > 0) | traced
     table.put("coll_s", every, np.where(told, comm, 0.0 * comm))
     table.put("comm_s", every, np.where(told, 0.0 * comm, comm))
-
-
-def stints(gpu: Gpu, known: Known) -> list[tuple[slice, Proc]]:
-    """Return which process launched on the GPU in which of its windows.
-
-    Of several at a time, one that publishes a page goes first, then the one that began first.
-    """
-    owner = np.full(len(gpu.t0), -1)
-    launchers = known.node.launchers(gpu.uuid)
-    launchers.sort(key=lambda proc: (proc.identity not in known.told, proc.begin_ns))
-    for number, proc in enumerate(launchers):
-        inside = (gpu.t0 >= proc.begin_ns) & (gpu.t1 <= proc.end_ns) & (owner < 0)
-        owner[inside] = number
-    edges = [0, *(np.flatnonzero(np.diff(owner)) + 1).tolist(), len(owner)]
-    return [
-        (slice(begin, end), launchers[owner[begin]])
-        for begin, end in itertools.pairwise(edges)
-        if begin < end and owner[begin] >= 0
-    ]
 
 
 def _of_process(table: Table, gpu: Gpu, known: Known, proc: Proc, rows: slice) -> None:

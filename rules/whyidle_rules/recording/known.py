@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from whyidle_rules.recording.gds import Gds
 from whyidle_rules.recording.hardware import Facts
-from whyidle_rules.recording.mounts import Written
 from whyidle_rules.recording.phases import Told
 from whyidle_rules.recording.power import Power
 from whyidle_rules.recording.processes import Identity, Node, Proc
 from whyidle_rules.recording.ranks import Rank
 from whyidle_rules.recording.surroundings import Surroundings
 from whyidle_rules.recording.windows import Gpu
+from whyidle_rules.recording.written import Written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,24 @@ class Known:
             inner = told.info.get("inner_pid") if told else None
             found += [proc.identity[0], *([] if inner is None else [int(inner)])]
         return found
+
+    def stints(self, gpu: Gpu) -> list[tuple[slice, Proc]]:
+        """Return which process launched on the GPU in which of its windows.
+
+        Of several at a time, one that publishes a page goes first, then the one that began first.
+        """
+        owner = np.full(len(gpu.t0), -1)
+        launchers = self.node.launchers(gpu.uuid)
+        launchers.sort(key=lambda proc: (proc.identity not in self.told, proc.begin_ns))
+        for number, proc in enumerate(launchers):
+            inside = (gpu.t0 >= proc.begin_ns) & (gpu.t1 <= proc.end_ns) & (owner < 0)
+            owner[inside] = number
+        edges = [0, *(np.flatnonzero(np.diff(owner)) + 1).tolist(), len(owner)]
+        return [
+            (slice(begin, end), launchers[owner[begin]])
+            for begin, end in itertools.pairwise(edges)
+            if begin < end and owner[begin] >= 0
+        ]
 
     def job_of(self, gpu: Gpu) -> int:
         """Return the size of the job that the GPU is seen to communicate in, -1 for none."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from whyidle_rules.recording.columns import Columns
-from whyidle_rules.recording.fill import stints
 from whyidle_rules.recording.known import Known
 from whyidle_rules.recording.series import Array
 from whyidle_rules.recording.windows import Gpu
@@ -60,7 +59,7 @@ def runs(number: int, gpu: Gpu, known: Known, columns: Columns) -> list[Run]:
     size = len(gpu.t0)
     pieces: list[tuple[int, str | None, frozenset[Who]]] = []
     parents: dict[Who, int] = {}
-    for part, proc in stints(gpu, known):
+    for part, proc in known.stints(gpu):
         told = known.told.get(proc.identity)
         key = told.info.get("world_key") if told else None
         job = proc.info.get("job")
