@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -80,3 +80,40 @@ def test_the_source_roots_hold_only_our_packages() -> None:
             path.name for path in (ROOT / root).iterdir() if not path.name.startswith(("_", "."))
         }
         assert inside <= set(PACKAGES), f"{root}/ makes {inside} importable"
+
+
+def runtime_imports(tree: ast.AST, names: Collection[str]) -> Iterator[str]:
+    """Modules that are imported when a module is, or when its functions run; not for types alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                yield from runtime_imports(other, names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            for inside in (f"{module}.{alias.name}" for alias in node.names):
+                yield inside if inside in names else module
+        else:
+            yield from runtime_imports(node, names)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_imports_itself_by_way_of_others(package: str) -> None:
+    root = PACKAGES[package].parent
+    names = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sources(package)
+    }
+    graph = {
+        name: {
+            other
+            for other in runtime_imports(ast.parse(path.read_text(encoding="utf-8")), names)
+            if other in names and other != name
+        }
+        for name, path in names.items()
+    }
+    while graph:
+        free = {name for name, others in graph.items() if not others & graph.keys()}
+        assert free, f"circles of imports among {sorted(graph)}"
+        graph = {name: others for name, others in graph.items() if name not in free}

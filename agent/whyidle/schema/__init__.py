@@ -1,7 +1,9 @@
 """Every table of a recording, in one explicit tuple.
 
 Columns are added, never renamed or given another meaning; each addition raises VERSION. Older
-recordings read as NULL in the new columns, newer ones are refused in a sentence.
+recordings read as NULL in the new columns, newer ones are refused in a sentence. Before the first
+release columns moved once: with version 3, metrics of GPM that no rule reads went from gpu_activity
+to gpu_pipe.
 """
 
 from __future__ import annotations
