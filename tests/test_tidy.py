@@ -83,7 +83,7 @@ def test_the_source_roots_hold_only_our_packages() -> None:
 
 
 def runtime_imports(tree: ast.AST, names: Collection[str]) -> Iterator[str]:
-    """Modules that are imported when a module is, or when its functions run; not for types alone."""
+    """Modules that are imported with a module, or when its functions run; not for types alone."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             for other in node.orelse:
