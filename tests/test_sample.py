@@ -165,7 +165,9 @@ def test_the_recording_reads_as_any_other(tmp_path: Path) -> None:
         count, resident, begin, end, received, sent, filled, uuids, source = found
         parts = device.parts
         assert count == filled == -(-parts.window // 125_000_000)
-        assert resident == pytest.approx(parts.compute + parts.exposed_comm, rel=1e-9)
+        # As GPM's, ratios have four decimals.
+        most = count * 125_000_000 * 0.000_05
+        assert resident == pytest.approx(parts.compute + parts.exposed_comm, abs=most)
         assert (begin, end) == (parts.begin, parts.end)
         assert begin > 1_748_736_000_000_000_000
         assert (received, sent) == (bytes_of(events, H2D, PAGEABLE), bytes_of(events, D2H))

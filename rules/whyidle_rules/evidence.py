@@ -246,6 +246,7 @@ _RECORDED: tuple[Column, ...] = (
         "Bandwidth while data of collectives moved, of the line rate: as NCCL Inspector tells, "
         "else by the bytes of links.",
     ),
+    _number("steps", "", "Training steps that the process ended in the window, as it told."),
     _count("pipeline_stage", "Stage of a pipeline that the process runs, from 0."),
     _count("pipeline_stages", "Stages of that pipeline."),
     _count("pipeline_batches", "Micro-batches of a step."),

@@ -52,7 +52,7 @@ def outline(gpu: Gpu, known: Known, fill: float | None) -> Table:
         table.put(name, every, values)
     for rows, proc in known.stints(gpu):
         told = known.told.get(proc.identity)
-        _identity(table, rows, proc, told)
+        _identity(table, gpu, rows, proc, told)
         if told is not None and told.peers_known:
             _peers(table, gpu, rows, told)
     return table
@@ -175,7 +175,7 @@ def _start(table: Table, proc: Proc, rows: slice, centres: Ints) -> None:
     table.put("startup_s", rows, starts - np.nan_to_num(reading))
 
 
-def _identity(table: Table, rows: slice, proc: Proc, told: Told | None) -> None:
+def _identity(table: Table, gpu: Gpu, rows: slice, proc: Proc, told: Told | None) -> None:
     info = {**proc.info, **{k: v for k, v in (told.info if told else {}).items() if v is not None}}
     rank, world = info.get("rank"), info.get("world_size")
     kinds = (info.get("thread_kinds") or "").split(",")
@@ -188,6 +188,7 @@ def _identity(table: Table, rows: slice, proc: Proc, told: Told | None) -> None:
     table.put("probed", rows, float(told is not None))
     if told is not None:
         table.put("loaders", rows, float(told.loaders))
+        table.put("steps", rows, told.stepped.between(gpu.t0[rows], gpu.t1[rows]))
         for name in ("pipeline_stage", "pipeline_stages", "pipeline_batches", "pipeline_virtual"):
             value = told.info.get(name)
             table.put(name, rows, np.nan if value is None else float(value))

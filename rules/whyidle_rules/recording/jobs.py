@@ -12,7 +12,7 @@ from whyidle.clock import NS_PER_S
 from whyidle_rules.intervals import Ints
 from whyidle_rules.pipeline import Schedule
 from whyidle_rules.recording import bubbles as pipelines
-from whyidle_rules.recording import linked
+from whyidle_rules.recording import linked, spin
 from whyidle_rules.recording.bubbles import Pipeline
 from whyidle_rules.recording.columns import Columns
 from whyidle_rules.recording.known import Known
@@ -114,7 +114,7 @@ def find(
     for number, (gpu, columns) in enumerate(zip(gpus, outlines, strict=True)):
         bins = ((gpu.t0 + gpu.t1) // 2 + clocks.offset(gpu.machine)) // BIN_NS
         for run in runs(number, gpu, known[gpu.machine], columns):
-            ranks[number, run.own.start] = _rank(run, bins[run.own], columns)
+            ranks[number, run.own.start] = _rank(run, bins[run.own], columns, gpu)
     grouped, clashes = group([one.run for one in ranks.values()], gpus)
     waits = Waits(jobs=[], clashes=clashes, clocks=clocks)
     meetings = Meetings(con, clocks) if grouped else None
@@ -125,7 +125,9 @@ def find(
         if len(machines) > 1 and not machines <= clocks.related:
             waits.clashes.append("nodes without clock readings cannot be set side by side")
             continue
-        job = _job([ranks[run.gpu, run.own.start] for run in members])
+        first = gpus[members[0].gpu]
+        alike = all(spin.same_kernels(first, gpus[run.gpu]) for run in members)
+        job = _job([ranks[run.gpu, run.own.start] for run in members], alike=alike)
         if job.pipeline is None:
             told = all(ranks[run.gpu, run.own.start].probed for run in members)
             shape = linked.shape([gpus[run.gpu] for run in members])
@@ -140,7 +142,7 @@ def _first(members: Sequence[Run], ranks: Mapping[tuple[int, int], _Rank]) -> in
     return min(int(ranks[run.gpu, run.own.start].at[0]) for run in members)
 
 
-def _rank(run: Run, bins: Ints, columns: Columns) -> _Rank:
+def _rank(run: Run, bins: Ints, columns: Columns, gpu: Gpu) -> _Rank:
     new = np.diff(bins, prepend=bins[0] - 1) != 0
     at = np.cumsum(new) - 1
     own = {name: columns[name][run.own] for name in columns}
@@ -151,10 +153,11 @@ def _rank(run: Run, bins: Ints, columns: Columns) -> _Rank:
     told = ~np.isnan(own.get("comm_s", nothing)) | ~dark
     windows = {
         name: own.get(name, nothing)
-        for name in ("spinning_s", "working_s", "no_process_s", "underfilled_s", "empty_s")
+        for name in ("spinning_s", "working_s", "no_process_s", "underfilled_s", "empty_s", "steps")
     }
     windows["host_s"] = np.nan_to_num(host) + np.nan_to_num(message)
     windows["dark_s"], windows["d_s"] = length * dark, length * told
+    windows["tensor_s"], windows["memory_s"] = gpu.kernels[:, run.own] * length
 
     def usual(name: str) -> int | None:
         return mode(own[name]) if name in own else None
@@ -184,7 +187,7 @@ def _word(values: Array | None) -> str | None:
     return found[-1] if found else None
 
 
-def _job(ranks: Sequence[_Rank]) -> Job:
+def _job(ranks: Sequence[_Rank], *, alike: bool) -> Job:
     first = min(int(one.at[0]) for one in ranks)
     size = max(int(one.at[-1]) for one in ranks) - first + 1
     spun, host, dark, covered, nobody, working = (
@@ -194,11 +197,17 @@ def _job(ranks: Sequence[_Rank]) -> Job:
     pipeline = _pipeline(ranks)
     raised = np.zeros_like(spun)
     if pipeline is not None:
-        more, empty = (
+        more, empty, steps = (
             np.array([one.on(name, first, size) for one in ranks])
-            for name in ("underfilled_s", "empty_s")
+            for name in ("underfilled_s", "empty_s", "steps")
         )
-        raised = pipelines.raised(pipeline, spun, more, empty, working, covered)
+        kernels = [
+            np.array([one.on(name, first, size) for one in ranks])
+            for name in ("tensor_s", "memory_s")
+        ]
+        raised = pipelines.raised(
+            pipeline, spun, more, empty, working, covered, steps, kernels if alike else ()
+        )
         spun, working = spun + raised * more, working - raised * more
     spin = spun + host
     share = spin / np.maximum(covered, 1e-9)
@@ -262,4 +271,5 @@ def _pipeline(ranks: Sequence[_Rank]) -> Pipeline | None:
         schedule=schedules.get(ranks[0].schedule, "1f1b"),
         virtual=virtual or 1,
         alone=len(ranks) == stages and all(one.probed for one in ranks),
+        exact=all(one.schedule in ("1f1b", "gpipe", "interleaved") for one in ranks),
     )

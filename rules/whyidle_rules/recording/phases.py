@@ -85,6 +85,7 @@ class Told:
     loaders: int
     workers: int | None
     steps: int | None
+    stepped: Counter
     peers_known: bool
     info: Mapping[str, Any]
 
@@ -252,7 +253,8 @@ def _told(
             apart[column] = intervals.subtract(whole, taken)
             taken = intervals.merge(taken, whole)
     most = max(loaders, key=lambda item: item[1], default=(None, 0.0))
-    steps = rows["steps"][~np.isnan(rows["steps"].astype(np.float64))]
+    counted = ~np.isnan(rows["steps"].astype(np.float64))
+    steps = rows["steps"][counted].astype(np.float64)
     return Told(
         begin_ns=int(rows["mono_ns"][0]),
         end_ns=last_ns,
@@ -263,6 +265,7 @@ def _told(
         loaders=len(loaders) if _feeds(rows) else 0,
         workers=most[0],
         steps=int(steps[-1]) if len(steps) else None,
+        stepped=counter(rows["mono_ns"][counted].astype(np.int64), steps, gap_ns=GAP_NS),
         peers_known=not np.isnan(rows["coll_wait_ns"].astype(np.float64)).all(),
         info=info,
     )

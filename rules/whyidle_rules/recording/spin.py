@@ -59,12 +59,12 @@ def fills(gpus: Sequence[Gpu], jobs: Sequence[int]) -> list[float | None]:
             alike = jobs[i] >= 0 and jobs[i] == jobs[j] and mine.name == peer.name
             if other is None or best is None or other <= best or not alike:
                 continue
-            if _same_kernels(mine, peer):
+            if same_kernels(mine, peer):
                 found[i] = other
     return found
 
 
-def _same_kernels(mine: Gpu, peer: Gpu) -> bool:
+def same_kernels(mine: Gpu, peer: Gpu) -> bool:
     """Say whether tensor cores and memory are used alike; polling uses neither."""
     (tensor, memory), (other_tensor, other_memory) = mine.kernels_s, peer.kernels_s
     if min(tensor, memory, other_tensor, other_memory) <= 0:

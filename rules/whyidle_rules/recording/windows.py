@@ -39,12 +39,11 @@ class Gpu:
 
     `sm` is the mean share of SMs with a warp, `pcie_bytes` what went over PCIe in the busier
     direction, both NaN where that was not measured; `linked` says whether bytes went over NVLink at
-    all, `linked_bytes` how many were sent and received; `kernels_s` is how long its tensor cores
-    and its memory were busy in all; `busy_before_ns` is when kernels ran last before these windows,
-    `first_ns` when the recording
-    begins to know of it. `lost` are the spans in which the driver answered that it is lost, and
-    those in which it answered that it has to be reset: they are made windows, since no sample tells
-    of them.
+    all, `linked_bytes` how many were sent and received; `kernels` has two rows, the shares in which
+    its tensor cores and its memory were busy, 0 where that was not measured; `busy_before_ns` is
+    when kernels ran last before these windows, `first_ns` when the recording begins to know of it.
+    `lost` are the spans in which the driver answered that it is lost, and those in which it said
+    that it has to be reset: they are made windows, since no sample tells of them.
     """
 
     node: str
@@ -57,11 +56,11 @@ class Gpu:
     busy: Floats
     sm: Floats
     pcie_bytes: Floats
+    kernels: Floats
     source: str
     unknown_ns: int
     linked: bool = False
     linked_bytes: tuple[float, float] = (0.0, 0.0)
-    kernels_s: tuple[float, float] = (0.0, 0.0)
     busy_before_ns: int | None = None
     first_ns: int | None = None
     lost: tuple[Lost, ...] = ()
@@ -70,6 +69,12 @@ class Gpu:
     def length(self) -> Ints:
         """Length of each window, ns."""
         return self.t1 - self.t0
+
+    @property
+    def kernels_s(self) -> tuple[float, float]:
+        """For how long its tensor cores and its memory were busy in all."""
+        tensor, memory = (self.kernels * self.length).sum(axis=1) / 1e9
+        return float(tensor), float(memory)
 
     @property
     def machine(self) -> tuple[str, str]:
@@ -95,6 +100,7 @@ class Gpu:
             busy=self.busy[rows],
             sm=self.sm[rows],
             pcie_bytes=self.pcie_bytes[rows],
+            kernels=self.kernels[:, rows],
         )
 
     def between(self, since_ns: int, until_ns: int) -> Gpu:
@@ -109,6 +115,7 @@ class Gpu:
             busy=self.busy[chosen],
             sm=self.sm[chosen],
             pcie_bytes=self.pcie_bytes[chosen],
+            kernels=self.kernels[:, chosen],
             unknown_ns=_apart_ns(t0, t1),
             busy_before_ns=int(used[-1]) if len(used) else self.busy_before_ns,
         )
@@ -227,14 +234,17 @@ def _gpu(rows: Columns, seen: _Seen, info: _Info | None) -> Gpu:
         busy = rows["utilization_ratio"].astype(np.float64)
         sm = np.full(len(busy), np.nan)
     pcie = rows["pcie_bytes"].astype(np.float64)
+    kernels = np.nan_to_num(
+        [rows[name].astype(np.float64) for name in ("tensor_active_ratio", "dram_active_ratio")]
+    )
     order = np.argsort(t1, kind="stable")
     t0, t1 = t0[order], t1[order]
-    busy, sm, pcie = busy[order], sm[order], pcie[order]
+    busy, sm, pcie, kernels = busy[order], sm[order], pcie[order], kernels[:, order]
     if len(t1):
         t0 = np.maximum(t0, np.append(t0[:1], np.maximum.accumulate(t1)[:-1]))
     keep = t1 > t0
     t0, t1 = t0[keep], t1[keep]
-    busy, sm, pcie = busy[keep], sm[keep], pcie[keep]
+    busy, sm, pcie, kernels = busy[keep], sm[keep], pcie[keep], kernels[:, keep]
     return Gpu(
         node=seen.node,
         boot_id=seen.boot_id,
@@ -246,10 +256,10 @@ def _gpu(rows: Columns, seen: _Seen, info: _Info | None) -> Gpu:
         busy=np.clip(busy, 0.0, 1.0),
         sm=sm,
         pcie_bytes=pcie,
+        kernels=kernels,
         source=source,
         linked=bool((tx + rx > LINKED_BYTES).any()),
         linked_bytes=(float(tx.sum()), float(rx.sum())),
-        kernels_s=_kernels(rows),
         unknown_ns=_apart_ns(t0, t1),
         busy_before_ns=seen.busy_before_ns,
         first_ns=seen.first_ns,
@@ -295,6 +305,7 @@ def _with_lost(gpu: Gpu, lost: tuple[Lost, ...]) -> Gpu:
         busy=np.concatenate((gpu.busy, nothing))[order],
         sm=np.concatenate((gpu.sm, unknown))[order],
         pcie_bytes=np.concatenate((gpu.pcie_bytes, unknown))[order],
+        kernels=np.concatenate((gpu.kernels, np.zeros((2, len(made)))), axis=1)[:, order],
         unknown_ns=_apart_ns(t0, t1),
         lost=lost,
     )
@@ -303,13 +314,3 @@ def _with_lost(gpu: Gpu, lost: tuple[Lost, ...]) -> Gpu:
 def _apart_ns(t0: Ints, t1: Ints) -> int:
     """Return the time between windows."""
     return int(np.maximum(t0[1:] - t1[:-1], 0).sum())
-
-
-def _kernels(rows: Columns) -> tuple[float, float]:
-    """Return for how long tensor cores and memory were busy in all; 0 where not measured."""
-    length = (rows["t1_ns"].astype(np.float64) - rows["t0_ns"].astype(np.float64)) / 1e9
-    tensor, memory = (
-        float(np.nansum(rows[name].astype(np.float64) * length))
-        for name in ("tensor_active_ratio", "dram_active_ratio")
-    )
-    return tensor, memory
