@@ -82,8 +82,11 @@ def raised(
         # Time in which the GPU stood empty belongs to no step, or is the step's bubble already.
         needed = least * (whole - void)
         needed = np.where(seen >= SEEN_UNEVEN_RATIO * needed, needed, even * (whole - void))
+        # More than there can have been: it did not run as it was told.
+        possible = needed <= seen + rest
         needed = np.minimum(needed, seen + rest)
-        runs = pipeline.exact and bool((steps[:, bins].sum(axis=1) >= STEPS_LEAST).all())
+        steps_told = bool((steps[:, bins].sum(axis=1) >= STEPS_LEAST).all())
+        runs = pipeline.exact and steps_told and bool(possible.all())
         enough = (seen >= SEEN_RATIO * needed) | runs
         lacking = np.where(enough, np.maximum(needed - seen, 0.0), 0.0)
         share = np.where(rest > 0, lacking / np.where(rest > 0, rest, 1.0), 0.0)
