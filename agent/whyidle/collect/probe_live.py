@@ -85,7 +85,6 @@ class Live:
         "_info_due_ns",
         "_loaders",
         "_parsed",
-        "read_ns",
         "_stages",
         "_totals",
         "due_ns",
@@ -93,6 +92,7 @@ class Live:
         "header",
         "owner",
         "path",
+        "read_ns",
         "sequence",
     )
 
