@@ -97,7 +97,18 @@ def test_ranks_without_a_dump_are_unknown_and_not_accused(tmp_path: Path) -> Non
     put(tmp_path, 2, dump([entry(8, **WAITING)]))
     (hang,) = flight.hangs(flight.read([tmp_path]))
     assert (hang.waiting, hang.missing, hang.unknown) == ([0, 2], [], [1])
-    assert "of rank 1 there is no dump" in sentence(hang)
+    assert "of rank 1 there is no dump from then on" in sentence(hang)
+
+
+def test_a_dump_from_before_the_wait_accuses_nobody(tmp_path: Path) -> None:
+    put(tmp_path, 0, dump([entry(8, **WAITING)], "[0, 1]"))
+    path = put(tmp_path, 1, dump([entry(7)], "[0, 1]"))
+    os.utime(path, ns=(BEGAN_NS, BEGAN_NS + 7_500_000_000))
+    (hang,) = flight.hangs(flight.read([tmp_path]))
+    assert (hang.missing, hang.unknown, hang.last) == ([], [1], {})
+    os.utime(path, ns=(BEGAN_NS, BEGAN_NS + 9_000_000_000))
+    (hang,) = flight.hangs(flight.read([tmp_path]))
+    assert (hang.missing, hang.unknown, hang.last) == ([1], [], {1: 7})
 
 
 def test_ranks_that_go_different_ways_are_told(tmp_path: Path) -> None:
@@ -151,7 +162,7 @@ def test_what_is_no_dump_is_left_out(tmp_path: Path, data: bytes) -> None:
     put(tmp_path, 0, dump([entry(1)]))
     (tmp_path / "nccl_trace_rank_1").write_bytes(data)
     found = flight.read([tmp_path])
-    assert found.ranks == {0} and set(found.bad) == {"nccl_trace_rank_1"}
+    assert set(found.ranks) == {0} and set(found.bad) == {"nccl_trace_rank_1"}
     (said,) = flight.left_out(found)
     assert said.what == "calls in nccl_trace_rank_1"
     assert not Path("/tmp/whyidle-flight-was-run").exists()

@@ -159,7 +159,8 @@ class FlightHang:
     """A collective that some ranks wait in, by dumps of PyTorch's flight recorder.
 
     `missing` ranks have not called it, and `last` is the number of what they called last; of
-    `unknown` ones there is no dump. Several `operations`: ranks do not call the same one.
+    `unknown` ones there is no dump, or only one from before. Several `operations`: ranks do not
+    call the same one.
     """
 
     group: str

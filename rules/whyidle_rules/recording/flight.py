@@ -62,10 +62,10 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class Read:
-    """What was read: calls, the ranks that have a dump, and what was left out."""
+    """What was read: calls, when the dump of each rank was written, and what was left out."""
 
     calls: list[Call] = field(default_factory=list)
-    ranks: set[int] = field(default_factory=set)
+    ranks: dict[int, int] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
     bad_calls: int = 0
 
@@ -86,7 +86,7 @@ def read(sources: Sequence[Path]) -> Read:
             found.bad[path.name] = "its name does not end in a rank"
             continue
         try:
-            _take(int(rank[1]), _load(path), found)
+            _take(int(rank[1]), path.stat().st_mtime_ns, _load(path), found)
         except OSError as error:
             found.bad[path.name] = error.strerror or str(error)
         except Exception as error:  # noqa: BLE001 - whatever is in a file may fail in any way
@@ -124,7 +124,7 @@ def _load(path: Path) -> object:
     return _Plain(io.BytesIO(data)).load()
 
 
-def _take(rank: int, dump: object, found: Read) -> None:
+def _take(rank: int, written_ns: int, dump: object, found: Read) -> None:
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
         raise ValueError("has no entries")
     groups = dump.get("pg_config")
@@ -135,7 +135,7 @@ def _take(rank: int, dump: object, found: Read) -> None:
     }
     if rank in found.ranks:
         raise ValueError(f"is a second dump of rank {rank}")
-    found.ranks.add(rank)
+    found.ranks[rank] = written_ns
     for entry in dump["entries"]:
         call = _call(rank, entry, members)
         if call is not None:
@@ -210,8 +210,12 @@ def hangs(found: Read) -> list[FlightHang]:
         # The first one that has not ended is what the later ones wait for too.
         number = min(call.number for call in waiting)
         here = [call for call in waiting if call.number == number]
-        missing = sorted(rank for rank, call in newest.items() if call.number < number)
-        unknown = sorted(set(ranks) - found.ranks)
+        since = min(call.came_wall_ns for call in here)
+        behind = {rank for rank, call in newest.items() if call.number < number}
+        # A dump from before they waited says nothing of who has come since.
+        older = {rank for rank in behind if found.ranks[rank] < since}
+        missing = sorted(behind - older)
+        unknown = sorted(older | set(ranks) - found.ranks.keys())
         others = sorted({call.operation for call in here})
         if missing or unknown or len(others) > 1:
             told.append(
@@ -223,7 +227,7 @@ def hangs(found: Read) -> list[FlightHang]:
                     missing=missing,
                     unknown=unknown,
                     last={rank: newest[rank].number for rank in missing},
-                    since_wall_ns=min(call.came_wall_ns for call in here),
+                    since_wall_ns=since,
                 )
             )
     return told

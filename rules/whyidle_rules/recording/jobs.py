@@ -125,8 +125,8 @@ def find(
         if len(machines) > 1 and not machines <= clocks.related:
             waits.clashes.append("nodes without clock readings cannot be set side by side")
             continue
-        first = gpus[members[0].gpu]
-        alike = all(spin.same_kernels(first, gpus[run.gpu]) for run in members)
+        kernels = [gpus[run.gpu].kernels_s for run in members]
+        alike = all(spin.same_kernels(kernels[0], other) for other in kernels)
         job = _job([ranks[run.gpu, run.own.start] for run in members], alike=alike)
         if job.pipeline is None:
             told = all(ranks[run.gpu, run.own.start].probed for run in members)
@@ -255,6 +255,13 @@ def _late_by_arrival(job: Job, members: Sequence[Run], meetings: Meetings, first
     job.late = np.where(clear, latest, job.late)
 
 
+def _is_replayed(schedule: str | None, stages: int, batches: int, virtual: int) -> bool:
+    """Say whether a schedule is replayed as it is; what is not may need less waiting."""
+    if schedule == "interleaved":
+        return virtual > 1 and batches % stages == 0
+    return schedule in ("1f1b", "gpipe") and virtual == 1
+
+
 def _pipeline(ranks: Sequence[_Rank]) -> Pipeline | None:
     """Return the pipeline that all members tell of, alike; else None."""
     if len({one.place[1:] for one in ranks}) != 1:
@@ -271,5 +278,5 @@ def _pipeline(ranks: Sequence[_Rank]) -> Pipeline | None:
         schedule=schedules.get(ranks[0].schedule, "1f1b"),
         virtual=virtual or 1,
         alone=len(ranks) == stages and all(one.probed for one in ranks),
-        exact=all(one.schedule in ("1f1b", "gpipe", "interleaved") for one in ranks),
+        exact=all(_is_replayed(one.schedule, stages, batches, virtual or 1) for one in ranks),
     )

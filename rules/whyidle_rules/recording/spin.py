@@ -52,6 +52,7 @@ def fills(gpus: Sequence[Gpu], jobs: Sequence[int]) -> list[float | None]:
     cores and memory share the work, fills the chip alike when it computes: the higher one counts.
     """
     own = [compute_fill(gpu.busy, gpu.sm) for gpu in gpus]
+    kernels = [gpu.kernels_s for gpu in gpus]
     found = list(own)
     for i, mine in enumerate(gpus):
         for j, peer in enumerate(gpus):
@@ -59,14 +60,14 @@ def fills(gpus: Sequence[Gpu], jobs: Sequence[int]) -> list[float | None]:
             alike = jobs[i] >= 0 and jobs[i] == jobs[j] and mine.name == peer.name
             if other is None or best is None or other <= best or not alike:
                 continue
-            if same_kernels(mine, peer):
+            if same_kernels(kernels[i], kernels[j]):
                 found[i] = other
     return found
 
 
-def same_kernels(mine: Gpu, peer: Gpu) -> bool:
-    """Say whether tensor cores and memory are used alike; polling uses neither."""
-    (tensor, memory), (other_tensor, other_memory) = mine.kernels_s, peer.kernels_s
+def same_kernels(mine: tuple[float, float], peer: tuple[float, float]) -> bool:
+    """Say whether tensor cores and memory were busy in the same ratio; polling uses neither."""
+    (tensor, memory), (other_tensor, other_memory) = mine, peer
     if min(tensor, memory, other_tensor, other_memory) <= 0:
         # One of the two alone tells the amount of work, not its kind.
         own, other = max(tensor, memory), max(other_tensor, other_memory)

@@ -41,5 +41,5 @@ def sentence(hang: FlightHang) -> str:
         have = "has" if len(hang.missing) == 1 else "have"
         said.append(f"{rank_list(hang.missing)} {have} not come, and had called {calls} last")
     if hang.unknown:
-        said.append(f"of {rank_list(hang.unknown)} there is no dump")
+        said.append(f"of {rank_list(hang.unknown)} there is no dump from then on")
     return "; ".join(said) + "."
